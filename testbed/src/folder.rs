@@ -1,0 +1,121 @@
+//! Where servers keep their data: a folder of its own for every server, gone when it is dropped.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::guard;
+
+/// Set to any value, the folders of servers (with their logs) are kept for a look afterwards.
+pub const KEEP: &str = "TIERLINE_KEEP";
+
+/// A new folder that is removed on drop, and by the guard when this process dies.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Folder {
+    /// A folder under the build's `target/testbed`.
+    pub(crate) fn create(purpose: &str) -> Result<Folder> {
+        Folder::create_in(&target().join("testbed"), purpose)
+    }
+
+    /// A folder that other users can reach: Postgres refuses to run as root, and a user that it
+    /// can run as may not enter a checkout below `/root`.
+    pub(crate) fn create_reachable(purpose: &str) -> Result<Folder> {
+        let preferred = target().join("testbed");
+        fs::create_dir_all(&preferred)
+            .with_context(|| format!("could not create {}", preferred.display()))?;
+        let reachable = preferred.ancestors().all(|ancestor| {
+            fs::metadata(ancestor).is_ok_and(|metadata| metadata.mode() & 0o001 != 0)
+        });
+        if reachable {
+            Folder::create_in(&preferred, purpose)
+        } else {
+            Folder::create_in(&std::env::temp_dir().join("tierline-testbed"), purpose)
+        }
+    }
+
+    fn create_in(base: &Path, purpose: &str) -> Result<Folder> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        fs::create_dir_all(base).with_context(|| format!("could not create {}", base.display()))?;
+        remove_abandoned(base);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = base.join(format!("{purpose}-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path)
+            .with_context(|| format!("could not create {}", path.display()))?;
+        let lock = File::create(path.join("lock"))
+            .and_then(|file| file.lock().map(|()| file))
+            .with_context(|| format!("could not lock {}", path.display()))?;
+        if !keep() {
+            guard::remove(&path)?;
+        }
+        Ok(Folder { path, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if keep() {
+            eprintln!("kept {}", self.path.display());
+        } else {
+            // What cannot be removed now is removed by the guard or the next run.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The `target` folder of the build that this code is part of.
+pub(crate) fn target() -> PathBuf {
+    // The binary is target/<profile>/…, target/<profile>/deps/… or target/<profile>/examples/….
+    std::env::current_exe()
+        .ok()
+        .and_then(|executable| {
+            executable
+                .ancestors()
+                .find(|folder| folder.join("CACHEDIR.TAG").exists())
+                .map(Path::to_path_buf)
+        })
+        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"))
+}
+
+/// Waits until the servers of processes that were killed are gone too: their guards remove the
+/// folders last. At most ten seconds, because another run may be at work in the same checkout.
+pub fn wait_until_clean() {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let is_used =
+        || fs::read_dir(target().join("testbed")).is_ok_and(|mut entries| entries.next().is_some());
+    while is_used() && !keep() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn keep() -> bool {
+    std::env::var_os(KEEP).is_some()
+}
+
+/// Removes folders whose owner is gone: nobody holds their lock.
+fn remove_abandoned(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        // A folder without a lock file was created this very moment by somebody else.
+        let Ok(lock) = File::open(entry.path().join("lock")) else {
+            continue;
+        };
+        if lock.try_lock().is_ok() && !keep() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Postgres: a private server, a database for every test.
+
+mod database;
+mod server;
+
+pub use database::Database;
+pub use server::Postgres;

@@ -1,0 +1,203 @@
+//! A private Postgres server.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use sqlx::{Connection, PgConnection};
+use tokio::sync::Mutex;
+
+use super::database::Database;
+use crate::folder::Folder;
+use crate::guard::End;
+use crate::ports::Port;
+use crate::process::{self, Process, until};
+use crate::provide::{self, is_root};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The superuser of private servers; they trust everyone on 127.0.0.1.
+const USER: &str = "tierline";
+
+/// A private Postgres on 127.0.0.1. Dropped, it is ended and its data removed.
+#[derive(Debug)]
+pub struct Postgres {
+    programs: PathBuf,
+    run_as: Option<(u32, u32)>,
+    port: Port,
+    process: Mutex<Option<Process>>,
+    folder: Folder,
+}
+
+impl Postgres {
+    /// Starts a new, empty server from the programs on this machine. Takes 2 to 5 s.
+    pub async fn start_new() -> Result<Postgres> {
+        let run_as = is_root().then(other_user).transpose()?;
+        let folder = match run_as {
+            None => Folder::create("postgres")?,
+            Some(_) => Folder::create_reachable("postgres")?,
+        };
+        if let Some((user, group)) = run_as {
+            chown(folder.path(), Some(user), Some(group))?;
+        }
+        let server = Postgres {
+            programs: programs()?,
+            run_as,
+            port: Port::reserve()?,
+            process: Mutex::new(None),
+            folder,
+        };
+        let mut command = server.command("initdb");
+        command
+            .args(["--username", USER, "--auth", "trust", "--encoding", "UTF8"])
+            .args(["--locale", "C", "--no-sync", "--pgdata"])
+            .arg(server.data());
+        process::run(command, LIMIT).await?;
+        server.start().await?;
+        Ok(server)
+    }
+
+    /// Installs Postgres if the machine has none, saying so first.
+    pub async fn provide() -> Result<()> {
+        if programs().is_err() {
+            provide::packages(&["postgresql"]).await?;
+        }
+        programs().map(|_| ())
+    }
+
+    /// Starts the server again after [`Postgres::stop`] or [`Postgres::kill`].
+    pub async fn start(&self) -> Result<()> {
+        let mut process = self.process.lock().await;
+        if process.is_some() {
+            return Ok(());
+        }
+        let mut command = self.command("postgres");
+        command.arg("-D").arg(self.data());
+        let settings = [
+            format!("port={}", self.port.number()),
+            "listen_addresses=127.0.0.1".to_owned(),
+            "unix_socket_directories=".to_owned(),
+            "max_connections=300".to_owned(),
+            // The data need not outlive the machine, only the server's own crashes.
+            "fsync=off".to_owned(),
+            "full_page_writes=off".to_owned(),
+            // After a crash the old connections' locks and memory go at once.
+            "restart_after_crash=on".to_owned(),
+        ];
+        for setting in settings {
+            command.args(["-c", &setting]);
+        }
+        let output = self.folder.path().join("output.log");
+        let mut started = Process::spawn("Postgres", command, &output, End::Quit)?;
+        let waited = until("accepting connections", LIMIT, async || {
+            started.check()?;
+            Ok(PgConnection::connect(&self.url()).await.is_ok())
+        });
+        waited.await.context("Postgres did not start")?;
+        *process = Some(started);
+        Ok(())
+    }
+
+    /// Shuts the server down, cutting its connections (Postgres' "fast" mode).
+    pub async fn stop(&self) -> Result<()> {
+        self.end(Signal::INT).await
+    }
+
+    /// Crashes the server: it does not write what it has in memory, and recovers when started.
+    pub async fn kill(&self) -> Result<()> {
+        self.end(Signal::QUIT).await
+    }
+
+    async fn end(&self, signal: Signal) -> Result<()> {
+        let mut process = self.process.lock().await;
+        if let Some(running) = process.as_mut() {
+            running.signal(signal)?;
+            running.ended(LIMIT).await?;
+            *process = None;
+        }
+        Ok(())
+    }
+
+    /// Cuts every client connection of the server.
+    pub async fn kill_connections(&self) -> Result<()> {
+        let mut connection = PgConnection::connect(&self.url()).await?;
+        sqlx::query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
+        )
+        .execute(&mut connection)
+        .await?;
+        Ok(())
+    }
+
+    /// A new, empty database, removed when it is dropped.
+    pub async fn database(&self) -> Result<Database> {
+        Database::create(&self.url()).await
+    }
+
+    /// The URL of the server, with its `postgres` database.
+    pub fn url(&self) -> String {
+        format!(
+            "postgres://{USER}@127.0.0.1:{}/postgres",
+            self.port.number()
+        )
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        command.current_dir(self.folder.path()).env("LC_ALL", "C");
+        if let Some((user, group)) = self.run_as {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+}
+
+/// The folder of `postgres` and `initdb`, newest version first.
+fn programs() -> Result<PathBuf> {
+    let mut installed: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flat_map(|entries| entries.flatten())
+        .map(|entry| entry.path().join("bin"))
+        .collect();
+    installed.sort_by_key(|folder| {
+        let version = folder
+            .parent()
+            .and_then(Path::file_name)
+            .and_then(|name| name.to_str());
+        std::cmp::Reverse(version.and_then(|version| version.parse::<u32>().ok()))
+    });
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    installed
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .find(|folder| folder.join("postgres").is_file() && folder.join("initdb").is_file())
+        .context(
+            "Postgres is not on this machine: run `cargo xtask test`, which installs it where it \
+             may, or install the package postgresql",
+        )
+}
+
+/// A user that Postgres can run as: it refuses root.
+fn other_user() -> Result<(u32, u32)> {
+    let users = fs::read_to_string("/etc/passwd").context("could not read /etc/passwd")?;
+    ["postgres", "nobody"]
+        .iter()
+        .find_map(|wanted| {
+            users.lines().find_map(|line| {
+                let fields: Vec<&str> = line.split(':').collect();
+                let (user, group) = (fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?);
+                (fields[0] == *wanted).then_some((user, group))
+            })
+        })
+        .context("Postgres refuses to run as root, and there is no user postgres or nobody")
+}

@@ -1,0 +1,203 @@
+//! One server process, in a process group of its own.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::guard::{self, End};
+
+/// How long a dropped server may take to end by itself.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
+
+/// A running server. Dropped, it is killed.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    output: PathBuf,
+    end: End,
+}
+
+impl Process {
+    /// Starts `command` with its output in the file `output`.
+    pub(crate) fn spawn(
+        name: &str,
+        mut command: Command,
+        output: &Path,
+        end: End,
+    ) -> Result<Process> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(output)
+            .with_context(|| format!("could not open {}", output.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("could not start {name}: {command:?}"))?;
+        let process = Process {
+            name: name.to_owned(),
+            child,
+            output: output.to_owned(),
+            end,
+        };
+        guard::watch(process.child.id(), end)?;
+        Ok(process)
+    }
+
+    /// Sends a signal to the server and all processes of its group.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let group = i32::try_from(self.child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("a process id of zero")?;
+        kill_process_group(group, signal)
+            .with_context(|| format!("could not send {signal:?} to {}", self.name))
+    }
+
+    /// Waits until the server has ended, at most `limit`.
+    pub(crate) async fn ended(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                guard::forget(self.child.id())?;
+                return Ok(status);
+            }
+            if started.elapsed() > limit {
+                bail!("{} did not end within {limit:?}", self.name);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// An error that tells why the server is not up, if it has ended by itself.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended with {status}\n{}", self.name, self.output_tail()),
+        }
+    }
+
+    /// The last lines that the server printed, for error messages.
+    pub(crate) fn output_tail(&self) -> String {
+        let text = std::fs::read(&self.output).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.signal(self.end.signal());
+        let deadline = Instant::now() + DROP_LIMIT;
+        while let Ok(None) = self.child.try_wait() {
+            if Instant::now() > deadline {
+                let _ = self.signal(Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = guard::forget(self.child.id());
+    }
+}
+
+/// A command that shares this process' terminal and ends with it: when the value is dropped, or
+/// when this process dies, all that the command started is killed.
+#[derive(Debug)]
+pub struct Foreground(Process);
+
+impl Foreground {
+    /// Starts the command.
+    pub fn start(mut command: Command) -> Result<Foreground> {
+        let name = format!("{command:?}");
+        let child = command
+            .stdin(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("could not run {name}"))?;
+        let process = Process {
+            name,
+            child,
+            output: PathBuf::new(),
+            end: End::Kill,
+        };
+        guard::watch(process.child.id(), End::Kill)?;
+        Ok(Foreground(process))
+    }
+
+    /// Waits until it has ended.
+    pub async fn ended(&mut self) -> Result<ExitStatus> {
+        self.0.ended(Duration::MAX).await
+    }
+}
+
+/// Runs a short command to its end, at most `limit`, and gives its standard output.
+pub(crate) async fn run(mut command: Command, limit: Duration) -> Result<String> {
+    let shown = format!("{command:?}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("could not run {shown}"))?;
+    let id = child.id();
+    guard::watch(id, End::Kill)?;
+    // Reading on threads of their own: a full pipe must not stop the command.
+    let stdout = child.stdout.take().map(read_all);
+    let stderr = child.stderr.take().map(read_all);
+    let mut process = Process {
+        name: shown.clone(),
+        child,
+        output: PathBuf::new(),
+        end: End::Kill,
+    };
+    let status = process.ended(limit).await?;
+    let stdout = stdout
+        .and_then(|reader| reader.join().ok())
+        .unwrap_or_default();
+    let stderr = stderr
+        .and_then(|reader| reader.join().ok())
+        .unwrap_or_default();
+    if !status.success() {
+        bail!(
+            "{shown} ended with {status}\n{}{}",
+            stdout.trim(),
+            stderr.trim()
+        );
+    }
+    Ok(stdout)
+}
+
+fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Asks again and again until the answer is yes, or gives up with what was missing.
+pub(crate) async fn until<F>(what: &str, limit: Duration, mut ready: F) -> Result<()>
+where
+    F: AsyncFnMut() -> Result<bool>,
+{
+    let deadline = Instant::now() + limit;
+    loop {
+        if ready().await? {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("{what} did not happen within {limit:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

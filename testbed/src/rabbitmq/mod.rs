@@ -1,0 +1,15 @@
+//! RabbitMQ: single nodes, clusters, virtual hosts.
+
+mod broker;
+mod cluster;
+mod management;
+mod node;
+mod release;
+mod vhost;
+
+pub use broker::Broker;
+pub use cluster::Cluster;
+pub(crate) use management::Management;
+pub use node::{Node, Plugins, QueueInfo};
+pub use release::{Release, WHICH};
+pub use vhost::Vhost;

@@ -1,0 +1,116 @@
+//! A virtual host for one test.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lapin::{Connection, ConnectionProperties};
+use serde_json::{Value, json};
+
+use super::management::Management;
+
+/// A virtual host of its own, removed with everything in it when this value is dropped.
+#[derive(Debug)]
+pub struct Vhost {
+    name: String,
+    amqp_url: String,
+    management: Management,
+}
+
+impl Vhost {
+    /// Creates a virtual host named after the test that asks for it. `server` is the broker's URL;
+    /// its user gets all permissions.
+    pub(crate) async fn create(management: Management, server: &str) -> Result<Vhost> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let thread = std::thread::current();
+        let test = thread
+            .name()
+            .and_then(|name| name.rsplit("::").next())
+            .unwrap_or("test");
+        let name = format!("{test}-{}-{number}", std::process::id());
+        // The user who creates a virtual host over the API is given all permissions on it.
+        management
+            .put(&format!("vhosts/{name}"), json!({}))
+            .await
+            .with_context(|| format!("could not create the virtual host {name}"))?;
+        Ok(Vhost {
+            amqp_url: crate::url::with_path(server, &name),
+            name,
+            management,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The URL that leads clients into this virtual host.
+    pub fn amqp_url(&self) -> &str {
+        &self.amqp_url
+    }
+
+    /// The names of all queues in it.
+    pub async fn queue_names(&self) -> Result<Vec<String>> {
+        let queues = self
+            .management
+            .get(&format!("queues/{}", self.name))
+            .await?;
+        let names = queues.as_array().into_iter().flatten();
+        Ok(names
+            .filter_map(|queue| queue["name"].as_str().map(str::to_owned))
+            .collect())
+    }
+
+    /// What a queue was declared with.
+    pub async fn arguments(&self, queue: &str) -> Result<Value> {
+        let path = format!("queues/{}/{queue}", self.name);
+        Ok(self.management.get(&path).await?["arguments"].take())
+    }
+
+    /// How many messages of a queue are ready for delivery at this moment. (The management API
+    /// knows it only as of some seconds ago.)
+    pub async fn depth(&self, queue: &str) -> Result<u32> {
+        let connection =
+            Connection::connect(&self.amqp_url, ConnectionProperties::default()).await?;
+        let channel = connection.create_channel().await?;
+        let options = QueueDeclareOptions {
+            passive: true,
+            ..QueueDeclareOptions::default()
+        };
+        let found = channel
+            .queue_declare(queue.into(), options, FieldTable::default())
+            .await?;
+        let depth = found.message_count();
+        connection.close(200, "done".into()).await?;
+        Ok(depth)
+    }
+
+    /// Deletes a queue behind its users' backs.
+    pub async fn delete_queue(&self, queue: &str) -> Result<()> {
+        self.management
+            .delete(&format!("queues/{}/{queue}", self.name))
+            .await?;
+        Ok(())
+    }
+
+    /// Sets a policy, as an operator would.
+    pub async fn set_policy(&self, name: &str, pattern: &str, definition: Value) -> Result<()> {
+        let body = json!({ "pattern": pattern, "definition": definition, "apply-to": "queues" });
+        self.management
+            .put(&format!("policies/{}/{name}", self.name), body)
+            .await?;
+        Ok(())
+    }
+}
+
+impl Drop for Vhost {
+    fn drop(&mut self) {
+        // A test may have killed its broker: then there is nothing to remove.
+        let _ = self
+            .management
+            .call_blocking("DELETE", &format!("vhosts/{}", self.name), None);
+    }
+}

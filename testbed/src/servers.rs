@@ -1,0 +1,124 @@
+//! The pair of servers that a command works on, wherever they come from.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::compose::Compose;
+use crate::postgres::Postgres;
+use crate::rabbitmq::{Broker, Plugins, Release};
+use crate::shared::{AMQP_URL, DATABASE_URL, check_management, management_url};
+
+/// A broker and a Postgres: those of `AMQP_URL` and `DATABASE_URL` where they are set, else private
+/// ones that end with this value.
+#[derive(Debug)]
+pub struct Servers {
+    amqp_url: String,
+    management_url: String,
+    database_url: String,
+    // Held, not used: the servers end with them.
+    _broker: Source<Broker>,
+    _postgres: Source<Postgres>,
+}
+
+/// Where a server comes from.
+#[derive(Debug)]
+enum Source<Server> {
+    Given,
+    Private { _server: Server },
+    Compose { _services: Compose },
+}
+
+impl Servers {
+    /// Takes the servers that the environment names; else starts private ones from the programs of
+    /// this machine, which are installed first where they are missing and that is allowed; else
+    /// starts the services of `compose_file`. Says on standard error what it does.
+    pub async fn provide(compose_file: &Path) -> Result<Servers> {
+        let (broker, postgres) =
+            tokio::try_join!(provide_broker(compose_file), provide_postgres(compose_file))?;
+        let (amqp_url, management_url, broker) = broker;
+        let (database_url, postgres) = postgres;
+        Ok(Servers {
+            amqp_url,
+            management_url,
+            database_url,
+            _broker: broker,
+            _postgres: postgres,
+        })
+    }
+
+    /// The broker's URL.
+    pub fn amqp_url(&self) -> &str {
+        &self.amqp_url
+    }
+
+    /// The URL of the broker's management API, with its credentials.
+    pub fn management_url(&self) -> &str {
+        &self.management_url
+    }
+
+    /// The database server's URL.
+    pub fn database_url(&self) -> &str {
+        &self.database_url
+    }
+}
+
+async fn provide_broker(compose_file: &Path) -> Result<(String, String, Source<Broker>)> {
+    if let Ok(url) = std::env::var(AMQP_URL) {
+        check_management(&url).await?;
+        let management = management_url(&url);
+        return Ok((url, management, Source::Given));
+    }
+    match Release::provide().await {
+        Ok(release) => {
+            eprintln!("starting RabbitMQ {}", release.version());
+            let broker = Broker::start_with(release, Plugins::management()).await?;
+            let management = broker.management_url().unwrap_or_default();
+            Ok((
+                broker.amqp_url(),
+                management,
+                Source::Private { _server: broker },
+            ))
+        }
+        Err(missing) => {
+            let services = Compose::start(compose_file, "rabbitmq", missing).await?;
+            let amqp = format!("amqp://guest:guest@127.0.0.1:{}", services.port());
+            let management = format!(
+                "http://guest:guest@127.0.0.1:{}",
+                services.management_port()
+            );
+            Ok((
+                amqp,
+                management,
+                Source::Compose {
+                    _services: services,
+                },
+            ))
+        }
+    }
+}
+
+async fn provide_postgres(compose_file: &Path) -> Result<(String, Source<Postgres>)> {
+    if let Ok(url) = std::env::var(DATABASE_URL) {
+        return Ok((url, Source::Given));
+    }
+    match Postgres::provide().await {
+        Ok(()) => {
+            let postgres = Postgres::start_new().await?;
+            Ok((postgres.url(), Source::Private { _server: postgres }))
+        }
+        Err(missing) => {
+            let services = Compose::start(compose_file, "postgres", missing).await?;
+            let url = format!(
+                "postgres://tierline:tierline@127.0.0.1:{}/tierline",
+                services.port()
+            );
+            Ok((
+                url,
+                Source::Compose {
+                    _services: services,
+                },
+            ))
+        }
+    }
+}

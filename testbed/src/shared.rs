@@ -1,0 +1,83 @@
+//! The servers that all tests of a run share: started once by `cargo xtask test`, told to the
+//! tests by three variables.
+
+use anyhow::{Context, Result};
+
+use crate::postgres::Database;
+use crate::rabbitmq::{Management, Vhost};
+use crate::url::with_path;
+
+/// The broker's URL, as the README tells users to set it.
+pub const AMQP_URL: &str = "AMQP_URL";
+/// The database server's URL, likewise.
+pub const DATABASE_URL: &str = "DATABASE_URL";
+/// The URL of the broker's management API; unless set, port 15672 of the host of [`AMQP_URL`] with
+/// the same user.
+pub const MANAGEMENT_URL: &str = "MANAGEMENT_URL";
+
+/// A virtual host for this test on the shared broker.
+///
+/// # Panics
+/// In one line that names `cargo xtask test`, where there is no shared broker.
+pub async fn vhost() -> Vhost {
+    let amqp = url_of("RabbitMQ", AMQP_URL);
+    let management = Management::at(&management_url(&amqp));
+    match Vhost::create(management, &amqp).await {
+        Ok(vhost) => vhost,
+        Err(error) => panic!("no virtual host on the broker of {AMQP_URL}: {error:#}"),
+    }
+}
+
+/// A database for this test on the shared server.
+///
+/// # Panics
+/// In one line that names `cargo xtask test`, where there is no shared server.
+pub async fn database() -> Database {
+    match Database::create(&url_of("Postgres", DATABASE_URL)).await {
+        Ok(database) => database,
+        Err(error) => panic!("no database on the server of {DATABASE_URL}: {error:#}"),
+    }
+}
+
+/// Whether the management API belonging to a broker's URL answers: tests need it.
+pub async fn check_management(amqp_url: &str) -> Result<()> {
+    let overview = Management::at(&management_url(amqp_url))
+        .get("overview")
+        .await;
+    overview.map(|_| ()).with_context(|| {
+        format!(
+            "the broker of {AMQP_URL} needs the management plugin for tests; set {MANAGEMENT_URL} \
+             (http://user:password@host:port) if it is not on port 15672"
+        )
+    })
+}
+
+/// The URL of the management API: as set, or where RabbitMQ has it by default.
+pub fn management_url(amqp_url: &str) -> String {
+    if let Ok(url) = std::env::var(MANAGEMENT_URL) {
+        return url;
+    }
+    let address = with_path(amqp_url, "");
+    let authority = address
+        .split_once("://")
+        .map_or(address.as_str(), |(_, rest)| rest)
+        .trim_end_matches('/')
+        .split('?')
+        .next()
+        .unwrap_or_default();
+    let (credentials, host) = authority
+        .rsplit_once('@')
+        .unwrap_or(("guest:guest", authority));
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    format!("http://{credentials}@{host}:15672")
+}
+
+fn url_of(server: &str, variable: &str) -> String {
+    match std::env::var(variable) {
+        Ok(url) => url,
+        Err(_) => panic!("this test needs {server}: run `cargo xtask test`, or set {variable}"),
+    }
+}

@@ -1,0 +1,81 @@
+//! `cargo xtask test`: all of CI in one command.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use tierline_testbed::{AMQP_URL, DATABASE_URL, Foreground, MANAGEMENT_URL, Servers};
+
+use crate::root;
+
+/// Tests wait for servers more than they compute, so more of them than cores.
+const TEST_THREADS: &str = "4";
+
+pub(crate) async fn run(name: Option<&str>) -> Result<()> {
+    let compose_file = root()?.join("docker-compose.yml");
+    // The servers start while the compiler works.
+    let (servers, ()) = tokio::try_join!(Servers::provide(&compose_file), checks(name))?;
+
+    let mut tests = cargo(&["test", "--workspace", "--all-features"])?;
+    tests.args(name);
+    tests
+        .env(AMQP_URL, servers.amqp_url())
+        .env(MANAGEMENT_URL, servers.management_url())
+        .env(DATABASE_URL, servers.database_url())
+        .env("RUST_TEST_THREADS", TEST_THREADS);
+    step("tests", tests).await
+}
+
+/// What needs no server. With a name only the tests are built, so that they are there when the
+/// servers are.
+async fn checks(name: Option<&str>) -> Result<()> {
+    if name.is_none() {
+        step("format", cargo(&["fmt", "--all", "--check"])?).await?;
+        let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"])?;
+        clippy.args(["--", "--deny", "warnings"]);
+        step("clippy", clippy).await?;
+        let mut documentation = cargo(&["doc", "--workspace", "--all-features", "--no-deps"])?;
+        documentation.env("RUSTDOCFLAGS", "--deny warnings");
+        step("documentation", documentation).await?;
+        for features in each_feature_alone()? {
+            let mut check = cargo(&["check", "--package", "tierline", "--no-default-features"])?;
+            check.args(["--features", &features]);
+            check.env("RUSTFLAGS", "--deny warnings");
+            step(&format!("features [{features}]"), check).await?;
+        }
+    }
+    let build = cargo(&["test", "--workspace", "--all-features", "--no-run"])?;
+    step("build of the tests", build).await
+}
+
+/// The library without features, and with each of them alone.
+fn each_feature_alone() -> Result<Vec<String>> {
+    let output = cargo(&["metadata", "--no-deps", "--format-version=1"])?.output()?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let library = packages
+        .iter()
+        .find(|package| package["name"] == "tierline");
+    let features = library.and_then(|package| package["features"].as_object());
+    let names = features.into_iter().flat_map(|features| features.keys());
+    let named = names.filter(|name| *name != "default").cloned();
+    Ok(std::iter::once(String::new()).chain(named).collect())
+}
+
+fn cargo(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()?).args(arguments);
+    Ok(command)
+}
+
+async fn step(name: &str, command: Command) -> Result<()> {
+    let begin = Instant::now();
+    eprintln!("── {name}");
+    let status = Foreground::start(command)?.ended().await?;
+    eprintln!("── {name}: {:.1} s", begin.elapsed().as_secs_f64());
+    if !status.success() {
+        bail!("{name} failed ({status})");
+    }
+    Ok(())
+}

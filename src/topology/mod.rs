@@ -2,7 +2,7 @@
 //!
 //! All of it is pure: [`Topology::load`] reads the file, and nothing here talks to a broker.
 //! A topology and the broker's [`Capabilities`](capabilities::Capabilities) make a
-//! plan, the declarations as data.
+//! [`Plan`](plan::Plan), the declarations as data.
 //!
 //! # The file
 //! ```toml
@@ -44,6 +44,7 @@ pub mod delay;
 mod file;
 mod group;
 mod names;
+pub mod plan;
 pub mod problem;
 mod reader;
 mod source;

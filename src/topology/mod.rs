@@ -41,6 +41,7 @@
 mod broker;
 pub mod capabilities;
 pub mod delay;
+pub mod export;
 mod file;
 mod group;
 mod names;

@@ -161,20 +161,15 @@ fn is_inline(table: &At<DeValue<'_>>, source: &Source<'_>) -> bool {
 }
 
 fn check_name(name: &At<&str>, source: &Source<'_>) {
-    let shown = quoted(name.get_ref());
-    let message = match *name.get_ref() {
-        "" => "a task has an empty name".to_owned(),
-        name if name.chars().any(char::is_control) => {
-            format!("the task name {shown} has control characters")
-        }
+    let mistake = match *name.get_ref() {
+        "" => "is empty".to_owned(),
+        name if name.chars().any(char::is_control) => "has control characters".to_owned(),
         name if name.len() > LONGEST => {
-            format!(
-                "the task name {shown} has {} bytes, and AMQP carries {LONGEST}",
-                name.len()
-            )
+            format!("has {} bytes, and AMQP carries {LONGEST}", name.len())
         }
         _ => return,
     };
+    let message = format!("the task name {} {mistake}", quoted(name.get_ref()));
     let help = "the name travels with every message; write \"area.verb\", say";
     source.report(&name.span(), message, Some(help));
 }

@@ -54,7 +54,7 @@ fn a_task_name_has_up_to_255_bytes_and_no_control_characters() {
     );
     assert!(the_problem(named(&"é".repeat(128))).contains("has 256 bytes"));
     assert!(the_problem(named("bell\\u0007")).contains("control characters"));
-    assert!(the_problem(named("")).contains("empty name"));
+    assert!(the_problem(named("")).contains("is empty"));
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! The library's one error.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
+use crate::topology::problem::InvalidTopology;
+
+/// Everything that can go wrong in tierline, a variant per failure.
+///
+/// Each message says what was tried, on what, what happened and what to do next. The cause is part
+/// of the message, so [`source`](std::error::Error::source) is empty and nothing is printed twice.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The topology file could not be read at all. What it says was not looked at.
+    #[error("cannot read the topology file {}: {cause}; check the path and its permissions", path.display())]
+    ReadTopology {
+        /// The file that was tried.
+        path: PathBuf,
+        /// What the operating system answered.
+        cause: io::Error,
+    },
+
+    /// The topology file was read and contains mistakes; all of them are inside.
+    #[error(transparent)]
+    InvalidTopology(Box<InvalidTopology>),
+
+    /// The broker reported a version that is not one, so nothing is known about what it can do.
+    #[error(
+        "the broker reports the version {reported:?}, which does not start with two numbers such \
+         as \"4.3\"; is it RabbitMQ?"
+    )]
+    UnknownBrokerVersion {
+        /// What the broker said, cut to a readable length.
+        reported: String,
+    },
+
+    /// The broker is older than every version that tierline runs on.
+    #[error(
+        "the broker is RabbitMQ {version}, and tierline needs {MINIMUM_VERSION} or newer (the first \
+         with message TTL and at-least-once dead-lettering in quorum queues); upgrade the broker"
+    )]
+    UnsupportedBroker {
+        /// The broker's version.
+        version: Version,
+    },
+
+    /// A quorum tier has a `max_priority`, and the broker's quorum queues have no strict priorities.
+    #[error(
+        "tier {tier:?} is a quorum queue with max_priority = {max_priority}, which needs RabbitMQ \
+         {QUORUM_PRIORITIES_SINCE} or newer, and the broker is {version}; either set queue = \
+         \"classic\" for this tier (priorities on one node), or upgrade the broker"
+    )]
+    UnsupportedPriorities {
+        /// The tier that asks for priorities.
+        tier: String,
+        /// What it asks for.
+        max_priority: u8,
+        /// The broker's version.
+        version: Version,
+    },
+
+    /// A message was to be delayed in the broker for longer than its ladders reach.
+    #[error(
+        "a delay of {} is above the {} that the broker holds; stage the message in Postgres instead",
+        humantime::format_duration(*delay), humantime::format_duration(*longest)
+    )]
+    DelayTooLong {
+        /// The delay that was asked for.
+        delay: Duration,
+        /// The longest delay there is: [`MAX_DELAY`](crate::topology::delay::MAX_DELAY).
+        longest: Duration,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later with nothing changed.
+    ///
+    /// ```
+    /// # use tierline::Topology;
+    /// let mistake = Topology::parse("app = 5").unwrap_err();
+    /// assert!(!mistake.is_transient());
+    /// ```
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::ReadTopology { cause, .. } => matches!(
+                cause.kind(),
+                io::ErrorKind::Interrupted | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+            ),
+            Error::InvalidTopology(_)
+            | Error::UnknownBrokerVersion { .. }
+            | Error::UnsupportedBroker { .. }
+            | Error::UnsupportedPriorities { .. }
+            | Error::DelayTooLong { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_stays_small_enough_to_return_by_value() {
+        assert!(size_of::<Error>() <= 48, "{} bytes", size_of::<Error>());
+    }
+
+    #[test]
+    fn an_unreadable_file_is_named_with_its_cause() {
+        let error = Error::ReadTopology {
+            path: "hotel.toml".into(),
+            cause: io::ErrorKind::NotFound.into(),
+        };
+        assert_eq!(
+            error.to_string(),
+            "cannot read the topology file hotel.toml: entity not found; check the path and its permissions"
+        );
+    }
+}

@@ -1,0 +1,186 @@
+//! What the broker must look like: one file, checked, and everything that follows from it.
+//!
+//! All of it is pure: [`Topology::load`] reads the file, and nothing here talks to a broker.
+//! A topology and the broker's [`Capabilities`](capabilities::Capabilities) make a
+//! [`Plan`](plan::Plan), the declarations as data.
+//!
+//! # The file
+//! ```toml
+#![doc = include_str!("../../topology/minimal.toml")]
+//! ```
+//!
+//! | key | meaning | values | default |
+//! |---|---|---|---|
+//! | `app` | first part of every name on the broker | letters, digits, `_`, `-` | required |
+//! | **`[broker]`** | what no client can ask the broker for | | |
+//! | `ack_timeout` | how long the broker waits for an acknowledgement | `"1s"` to `"365d"` | `"30m"` |
+//! | `max_message_size` | the largest message the broker takes | `"1KiB"` to `"512MiB"` | `"16MiB"` |
+//! | **`[tiers.NAME]`** | one urgency, one queue | at least one tier | |
+//! | `queue` | what the queue is made of | `"classic"`, `"quorum"` | required |
+//! | `max_priority` | the highest priority of a message | classic 1 to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic 10; quorum none |
+//! | `weight` | share of slots in a weighted group | 0.001 to 1000 | none |
+//! | `slo` | how soon a task should start; measured, not enforced | `"1ms"` to `"49d"` | best effort |
+//! | `ttl` | how long a message may wait before it is dead-lettered | `"1ms"` to `"49d"` | for ever |
+//! | `max_length` | how many messages may wait; the next is refused | 1 to 2147483647 | no limit |
+//! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
+//! | `generation` | which queue in succession serves the tier | 1 to 9999 | 1 |
+//! | `dlq.queue` | what the dead-letter queue is made of | `"classic"`, `"quorum"` | `"quorum"` |
+//! | `dlq.expiry` | after how long an uncollected dead letter is dropped | `"1ms"` to `"49d"` | `"30d"` |
+//! | **`[groups.NAME]`** | the tiers that one pool serves | every tier in exactly one group | |
+//! | `tiers` | names of tiers; in a strict group the first comes first | at least one | required |
+//! | `order` | which tier a free slot takes from | `"strict"`, `"weighted"` | `"strict"` |
+//! | `concurrency` | tasks that a process runs at once | 1 to 65535 | required |
+//! | `prefetch` | messages of a tier held per slot, the running one included | 1 to 65535, times `concurrency` at most 65535 | 1 |
+//! | **`[tasks]`** | every task's one home | required, may be empty | |
+//! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority 5 |
+//!
+//! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`) in whole milliseconds: `"100ms"`,
+//! `"1h30m"`. Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
+//! is an error. All the mistakes of a file are reported at once, each with its line and column.
+
+mod broker;
+pub mod capabilities;
+pub mod delay;
+pub mod export;
+mod file;
+mod group;
+mod names;
+pub mod plan;
+pub mod problem;
+mod reader;
+mod source;
+mod task;
+mod tier;
+mod units;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use broker::BrokerSettings;
+pub use group::{Group, Order};
+pub use names::Names;
+pub use task::Route;
+pub use tier::{DeadLetterQueue, QueueType, Tier};
+
+use crate::Error;
+use file::Content;
+
+/// The largest topology file, in bytes: room for some 80,000 tasks.
+pub const MAX_FILE_SIZE: usize = 4 << 20;
+
+/// A checked topology: what one file says about tiers, groups and tasks.
+///
+/// It cannot change and is cheap to clone: all clones share one copy.
+///
+/// ```
+/// # use tierline::Topology;
+/// let topology = Topology::parse(r#"
+///     app = "hotel"
+///     [tiers.critical]
+///     queue = "classic"
+///     [groups.urgent]
+///     tiers = ["critical"]
+///     concurrency = 8
+///     [tasks]
+///     "email.send_otp" = "critical"
+/// "#)?;
+/// let route = topology.route("email.send_otp").unwrap();
+/// assert_eq!((route.tier.as_str(), route.priority), ("critical", 5));
+/// # Ok::<(), tierline::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Topology {
+    content: Arc<Content>,
+}
+
+impl Topology {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::ReadTopology`] if it cannot be read, [`Error::InvalidTopology`] with every mistake
+    /// if it contains any or is larger than [`MAX_FILE_SIZE`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let read = || {
+            let mut content = Vec::new();
+            // One byte more tells a file that is too large without reading all of it.
+            File::open(path)?
+                .take(MAX_FILE_SIZE as u64 + 1)
+                .read_to_end(&mut content)?;
+            Ok(content)
+        };
+        let content = read().map_err(|cause| Error::ReadTopology {
+            path: path.to_owned(),
+            cause,
+        })?;
+        Self::parse_named(&path.to_string_lossy(), content)
+    }
+
+    /// Checks the text of a file, which messages then call `<text>`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTopology`] with every mistake.
+    pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, Error> {
+        Self::parse_named("<text>", text)
+    }
+
+    /// Checks the text of a file, which messages then call `file`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTopology`] with every mistake.
+    pub fn parse_named(file: &str, text: impl AsRef<[u8]>) -> Result<Self, Error> {
+        file::parse(file, text.as_ref())
+            .map(|content| Self {
+                content: Arc::new(content),
+            })
+            .map_err(|invalid| Error::InvalidTopology(Box::new(invalid)))
+    }
+
+    /// The app's name, the first part of every name on the broker.
+    pub fn app(&self) -> &str {
+        &self.content.app
+    }
+
+    /// The names of everything that the app has on the broker.
+    pub fn names(&self) -> Names<'_> {
+        Names::new(self.app())
+    }
+
+    /// What the file says about the broker.
+    pub fn broker(&self) -> &BrokerSettings {
+        &self.content.broker
+    }
+
+    /// The tiers, in the order of the file.
+    pub fn tiers(&self) -> &[Tier] {
+        &self.content.tiers
+    }
+
+    /// The tier of that name.
+    pub fn tier(&self, name: &str) -> Option<&Tier> {
+        self.tiers().iter().find(|tier| tier.name == name)
+    }
+
+    /// The groups, in the order of the file.
+    pub fn groups(&self) -> &[Group] {
+        &self.content.groups
+    }
+
+    /// The group of that name.
+    pub fn group(&self, name: &str) -> Option<&Group> {
+        self.groups().iter().find(|group| group.name == name)
+    }
+
+    /// Every task with its home, in the order of the file.
+    pub fn tasks(&self) -> &[Route] {
+        &self.content.routes
+    }
+
+    /// The home of the task of that name. `None`: it can be neither published nor run.
+    pub fn route(&self, task: &str) -> Option<&Route> {
+        let index = self.content.route_index.get(task)?;
+        self.content.routes.get(*index)
+    }
+}

@@ -1,0 +1,106 @@
+//! The names that everything on the broker has, built in one place from app and tier.
+
+use super::delay::Level;
+use super::reader::quoted;
+use super::tier::Tier;
+
+/// The longest name and routing key that AMQP carries, in bytes.
+pub(super) const LONGEST: usize = 255;
+
+/// Tiers may not have these names: the app uses them for itself.
+pub(super) const RESERVED_TIERS: [&str; 4] = ["tasks", "delay", "long", "unrouted"];
+
+/// The names of an app's exchanges, queues and users. Get it from
+/// [`Topology::names`](super::Topology::names).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names<'a> {
+    app: &'a str,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn new(app: &'a str) -> Self {
+        Self { app }
+    }
+
+    /// `{app}.tasks`: the exchange that every task is published to. The routing key is the tier.
+    pub fn tasks_exchange(&self) -> String {
+        format!("{}.tasks", self.app)
+    }
+
+    /// `{app}.{tier}`, and `{app}.{tier}.g2` for the tier's second generation.
+    pub fn queue(&self, tier: &Tier) -> String {
+        match tier.generation {
+            1 => format!("{}.{}", self.app, tier.name),
+            generation => format!("{}.{}.g{generation}", self.app, tier.name),
+        }
+    }
+
+    /// `{app}.{tier}.dlx`: the exchange for what a tier gives up.
+    pub fn dead_letter_exchange(&self, tier: &str) -> String {
+        format!("{}.{tier}.dlx", self.app)
+    }
+
+    /// `{app}.{tier}.dlq`: the queue for what a tier gives up.
+    pub fn dead_letter_queue(&self, tier: &str) -> String {
+        format!("{}.{tier}.dlq", self.app)
+    }
+
+    /// `{app}.unrouted`: the exchange, and the queue, for what waited and then found no tier.
+    pub fn unrouted(&self) -> String {
+        format!("{}.unrouted", self.app)
+    }
+
+    /// `{app}.delay.{tier}.NN` or `{app}.delay.long.NN`: the exchange, and the queue, in which
+    /// messages for `tier` wait at `level`.
+    pub(super) fn delay_level(&self, tier: &str, level: Level) -> String {
+        let ladder = if level.is_long() { "long" } else { tier };
+        format!("{}.delay.{ladder}.{:02}", self.app, level.number())
+    }
+
+    /// `{app}.delay.{tier}.out`: the last exchange of a tier's own ladder.
+    pub(super) fn delay_out(&self, tier: &str) -> String {
+        format!("{}.delay.{tier}.out", self.app)
+    }
+
+    /// `{app}.delay.long.out`: the last exchange of the ladder that all tiers share.
+    pub(super) fn long_delay_out(&self) -> String {
+        self.delay_out("long")
+    }
+
+    /// `{app}.publisher`: the user of a service that only publishes.
+    ///
+    /// App and group names have no dots, so two apps on one broker never share a user.
+    pub fn publisher_user(&self) -> String {
+        format!("{}.publisher", self.app)
+    }
+
+    /// `{app}.worker.{group}`: the user of a group's workers.
+    pub fn worker_user(&self, group: &str) -> String {
+        format!("{}.worker.{group}", self.app)
+    }
+}
+
+/// What is wrong with the name of an app, a tier or a group (`kind`), and the help for it.
+/// `longest` is the length of the longest name that it becomes a part of.
+pub(super) fn mistake(kind: &str, name: &str, longest: usize) -> Option<(String, String)> {
+    let shown = quoted(name);
+    if !is_plain(name) {
+        let message =
+            format!("the {kind} name {shown} is not made of letters, digits, _ and - alone");
+        let help = "names on the broker are built from it, with dots between their parts";
+        return Some((message, help.to_owned()));
+    }
+    if longest > LONGEST {
+        let message = format!(
+            "the {kind} name {shown} makes a name of {longest} bytes, and AMQP carries {LONGEST}"
+        );
+        return Some((message, format!("shorten it by {}", longest - LONGEST)));
+    }
+    None
+}
+
+/// Whether names on the broker can be built from `name`.
+pub(super) fn is_plain(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    !name.is_empty() && name.chars().all(allowed)
+}

@@ -1,0 +1,210 @@
+//! `[tiers.NAME]`: one urgency, one queue.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::delay;
+use super::names::{self, Names, RESERVED_TIERS};
+use super::reader::{At, Reader};
+use super::source::Source;
+
+/// A tier: tasks of one urgency, in one queue, with a dead-letter queue of its own.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Tier {
+    /// The name in `[tiers.NAME]`: letters, digits, `_` and `-`.
+    pub name: String,
+    /// Classic or quorum. No default: it is the one decision that a tier cannot do without.
+    pub queue: QueueType,
+    /// The highest priority of a message in this tier; `None`: all are equal, first in, first out.
+    /// Classic: 1 to 255, default 10. Quorum: 1 to 31, default `None`; setting it needs RabbitMQ 4.3.
+    pub max_priority: Option<u8>,
+    /// The share of slots in a weighted group, relative to the group's other tiers: 0.001 to 1000.
+    /// Default `None`, which only a strict group allows.
+    pub weight: Option<f64>,
+    /// How soon a task of this tier should start. Measured, never enforced. Default `None`: best effort.
+    pub slo: Option<Duration>,
+    /// How long a message may wait in the queue before it is dead-lettered. Default `None`: for ever.
+    pub ttl: Option<Duration>,
+    /// How many messages may wait, from 1; the broker refuses the next. Default `None`: no limit.
+    pub max_length: Option<u32>,
+    /// How often the broker delivers a message before it is dead-lettered. Quorum: default 100,
+    /// generous because on many versions every return counts. Classic: always `None`.
+    pub delivery_limit: Option<u32>,
+    /// Which queue in succession serves the tier, 1 to 9999; default 1. A queue's arguments cannot
+    /// change, so a tier whose arguments do gets its next generation.
+    pub generation: u32,
+    /// The tier's dead-letter queue.
+    pub dlq: DeadLetterQueue,
+}
+
+/// What a queue is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QueueType {
+    /// `"classic"`: on one node, with priorities on every version. Lost with its node's disk.
+    Classic,
+    /// `"quorum"`: replicated by Raft over the cluster's nodes.
+    Quorum,
+}
+
+impl QueueType {
+    const CHOICES: [(&'static str, QueueType); 2] = [
+        ("classic", QueueType::Classic),
+        ("quorum", QueueType::Quorum),
+    ];
+
+    /// The word that the file and `x-queue-type` use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QueueType::Classic => "classic",
+            QueueType::Quorum => "quorum",
+        }
+    }
+}
+
+/// `[tiers.NAME.dlq]`: where a tier's dead letters wait to be collected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeadLetterQueue {
+    /// Default quorum, because a dead letter is the last copy.
+    pub queue: QueueType,
+    /// After how long a dead letter that nobody collected is dropped. Default 30 days.
+    pub expiry: Duration,
+}
+
+impl Default for DeadLetterQueue {
+    fn default() -> Self {
+        Self {
+            queue: QueueType::Quorum,
+            expiry: Duration::from_secs(30 * 86_400),
+        }
+    }
+}
+
+impl Tier {
+    /// The priority that `wanted` becomes in this tier; `None` is a task that asks for nothing.
+    pub(super) fn priority(&self, wanted: Option<u8>) -> u8 {
+        match self.max_priority {
+            Some(highest) => wanted.unwrap_or(DEFAULT_PRIORITY).min(highest),
+            None => UNORDERED_PRIORITY,
+        }
+    }
+}
+
+const DEFAULT_PRIORITY: u8 = 5;
+
+/// For tiers without priorities: what a quorum queue of RabbitMQ 4.3 takes for a message that has
+/// none, and the highest that one of 4.0 to 4.2 bears. The same for all, so the order stays as it
+/// is when the broker is upgraded under waiting messages.
+const UNORDERED_PRIORITY: u8 = 4;
+
+const CLASSIC_PRIORITIES: RangeInclusive<u8> = 1..=255;
+const QUORUM_PRIORITIES: RangeInclusive<u8> = 1..=31;
+const DEFAULT_CLASSIC_PRIORITIES: u8 = 10;
+const WEIGHTS: RangeInclusive<f64> = 0.001..=1000.0;
+const GENERATIONS: RangeInclusive<u32> = 1..=9_999;
+const COUNTS: RangeInclusive<u32> = 1..=i32::MAX as u32;
+const DEFAULT_DELIVERY_LIMIT: u32 = 100;
+
+/// RabbitMQ's timers end at 2^32 - 1 ms, some hours after day 49.
+const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(49 * 86_400);
+
+pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
+    let Some(section) = root.table("tiers") else {
+        return Vec::new();
+    };
+    if section.entries().is_empty() {
+        let help = "write [tiers.NAME] and queue = \"quorum\" or \"classic\" below it";
+        let message = "[tiers] is empty, and every task needs a tier";
+        section.source().report(section.span(), message, Some(help));
+    }
+    section
+        .tables()
+        .into_iter()
+        .map(|(name, table)| {
+            check_name(&name, app, section.source());
+            At::new(name.span(), read_tier(name.get_ref(), table))
+        })
+        .collect()
+}
+
+fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
+    let queue = table.choice("queue", &QueueType::CHOICES);
+    let tier = Tier {
+        name: name.to_owned(),
+        queue: queue.unwrap_or(QueueType::Quorum),
+        max_priority: read_max_priority(&mut table, queue),
+        // A wrong weight is reported once, and not again as missing.
+        weight: table
+            .number("weight", WEIGHTS)
+            .or(table.has("weight").then_some(1.0)),
+        slo: table.duration("slo", TIMES),
+        ttl: table.duration("ttl", TIMES),
+        max_length: table.integer("max_length", COUNTS),
+        delivery_limit: read_delivery_limit(&mut table, queue),
+        generation: table.integer("generation", GENERATIONS).unwrap_or(1),
+        dlq: read_dlq(&mut table),
+    };
+    let how = "write queue = \"quorum\" (replicated) or queue = \"classic\" (one node, priorities)";
+    table.finish(&[("queue", how)]);
+    tier
+}
+
+fn read_max_priority(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option<u8> {
+    let (range, default) = match queue {
+        Some(QueueType::Classic) => (CLASSIC_PRIORITIES, Some(DEFAULT_CLASSIC_PRIORITIES)),
+        Some(QueueType::Quorum) => (QUORUM_PRIORITIES, None),
+        // A wrong queue type is reported once, and not again for each priority.
+        None => (CLASSIC_PRIORITIES, Some(u8::MAX)),
+    };
+    table
+        .integer("max_priority", range)
+        .or(match table.has("max_priority") {
+            true => Some(u8::MAX),
+            false => default,
+        })
+}
+
+fn read_delivery_limit(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option<u32> {
+    let limit = table.integer("delivery_limit", COUNTS);
+    if queue != Some(QueueType::Classic) {
+        return limit.or(Some(DEFAULT_DELIVERY_LIMIT));
+    }
+    if limit.is_some() {
+        let what = table.what();
+        table.reject(
+            "delivery_limit",
+            format!("delivery_limit in {what} is for quorum queues, and this tier is classic"),
+            Some("a classic queue does not count deliveries; remove it or set queue = \"quorum\""),
+        );
+    }
+    None
+}
+
+fn read_dlq(tier: &mut Reader<'_>) -> DeadLetterQueue {
+    let mut dlq = DeadLetterQueue::default();
+    if let Some(mut table) = tier.table("dlq") {
+        dlq.queue = table
+            .choice("queue", &QueueType::CHOICES)
+            .unwrap_or(dlq.queue);
+        dlq.expiry = table.duration("expiry", TIMES).unwrap_or(dlq.expiry);
+        table.finish(&[]);
+    }
+    dlq
+}
+
+fn check_name(name: &At<&str>, app: Option<&str>, source: &Source<'_>) {
+    let tier = *name.get_ref();
+    let longest_name = Names::new(app.unwrap_or_default()).delay_out(tier).len();
+    let longest = longest_name.max(delay::routing_key(tier, 0).len());
+    if let Some((message, help)) = names::mistake("tier", tier, longest) {
+        source.report(&name.span(), message, Some(&help));
+    } else if RESERVED_TIERS.contains(&tier) {
+        let message = format!("a tier may not be called {tier:?}: tierline uses the name itself");
+        let help = format!("choose another; {} are taken", RESERVED_TIERS.join(", "));
+        source.report(&name.span(), message, Some(&help));
+    }
+}

@@ -69,13 +69,15 @@ async fn a_cluster_elects_a_new_leader_when_the_old_one_is_killed() {
     };
     let url = format!("{}/{}", witness.amqp_url(), vhost.name());
     let channel = open(&url).await;
-    // While the others elect a leader the broker may refuse.
-    while !try_publish(&channel, QUEUE, "after the kill").await {}
+    // During the election the broker may refuse, or never answer at all (seen on 3.10.8).
+    let patience = Duration::from_secs(2);
+    let again = || try_publish(&channel, QUEUE, "after the kill");
+    while !matches!(tokio::time::timeout(patience, again()).await, Ok(true)) {}
     let new = cluster.leader(witness, vhost.name(), QUEUE).await.unwrap();
     assert_ne!(new.name(), old.name());
     let queues = witness.queues(vhost.name()).await.unwrap();
     assert_eq!(queues[0].kind, "quorum");
-    assert_eq!(queues[0].messages_ready, 2);
+    assert!(queues[0].messages_ready >= 2, "{queues:?}");
 }
 
 #[tokio::test]

@@ -39,9 +39,8 @@ async fn checks(name: Option<&str>) -> Result<()> {
         documentation.env("RUSTDOCFLAGS", "--deny warnings");
         step("documentation", documentation).await?;
         for features in each_feature_alone()? {
-            let mut check = cargo(&["check", "--package", "tierline", "--no-default-features"])?;
-            check.args(["--features", &features]);
-            check.env("RUSTFLAGS", "--deny warnings");
+            let mut check = cargo(&["clippy", "--package", "tierline", "--no-default-features"])?;
+            check.args(["--features", &features, "--", "--deny", "warnings"]);
             step(&format!("features [{features}]"), check).await?;
         }
     }

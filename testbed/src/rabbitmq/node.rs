@@ -193,6 +193,9 @@ impl Node {
         waited
             .await
             .with_context(|| format!("RabbitMQ node {} did not start", self.name))?;
+        // It takes connections a moment before it has started in full; a virtual host created in
+        // that moment on a cluster hangs (seen on 3.10.8).
+        self.rabbitmqctl(&["await_startup"]).await?;
         *process = Some(started);
         Ok(())
     }
@@ -243,7 +246,7 @@ impl Node {
 
     /// Has the node close every client connection.
     pub async fn close_all_connections(&self) -> Result<()> {
-        self.rabbitmqctl(&["close_all_connections", "closed by the test"])
+        self.rabbitmqctl(&["close_all_connections", "--global", "closed by the test"])
             .await?;
         Ok(())
     }

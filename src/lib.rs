@@ -5,6 +5,10 @@ pub mod topology;
 
 pub mod task;
 
+pub mod message;
+
+pub mod work;
+
 pub use error::Error;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,

@@ -9,6 +9,9 @@ pub mod message;
 
 pub mod work;
 
+#[cfg(feature = "testing")]
+pub mod testing;
+
 pub use error::Error;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,

@@ -17,6 +17,8 @@ pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
     assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,
 };
+#[cfg(feature = "macros")]
+pub use tierline_macros::{Task, task};
 pub use topology::Topology;
 
 /// For the macros' expansion alone: no part of the public interface.

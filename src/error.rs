@@ -1,6 +1,7 @@
 //! The library's one error.
 
 use std::io;
+use std::panic::Location;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -73,6 +74,63 @@ pub enum Error {
         /// The longest delay there is: [`MAX_DELAY`](crate::topology::delay::MAX_DELAY).
         longest: Duration,
     },
+
+    /// Two handlers were registered for one task.
+    #[error(
+        "task `{task}` has two handlers, at {first} and at {second}; remove one, or give its task \
+         another name"
+    )]
+    DuplicateHandler {
+        /// The task's name.
+        task: &'static str,
+        /// Where the handler is that was registered first.
+        first: &'static Location<'static>,
+        /// Where the handler is that was refused.
+        second: &'static Location<'static>,
+    },
+
+    /// A handler's soft limit is not shorter than its hard one.
+    #[error(
+        "task `{task}` has a soft timeout of {soft_timeout:?} and a timeout of {timeout:?}; make \
+         the soft one shorter, so that the handler has time left to end well"
+    )]
+    SoftTimeoutTooLong {
+        /// The task's name.
+        task: &'static str,
+        /// The soft limit.
+        soft_timeout: Duration,
+        /// The hard limit.
+        timeout: Duration,
+    },
+
+    /// A payload has no JSON form, for example a map whose keys are not text.
+    #[error("cannot encode the payload of task `{task}` as JSON: {cause}; change its type")]
+    PayloadNotEncodable {
+        /// The task's name.
+        task: &'static str,
+        /// What the encoder says.
+        cause: serde_json::Error,
+    },
+
+    /// A task was published that the map does not have.
+    #[error(
+        "cannot publish task `{task}`: it is not mapped to a tier; add it to [tasks] in the map"
+    )]
+    UnmappedTask {
+        /// The task's name.
+        task: String,
+    },
+
+    /// A span of time was given as text that cannot be read.
+    #[error(
+        "cannot read {text:?} as a span of time ({problem}); write for example \"20s\" or \"10m\""
+    )]
+    InvalidDuration {
+        /// The text.
+        text: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
 }
 
 impl Error {
@@ -93,7 +151,12 @@ impl Error {
             | Error::UnknownBrokerVersion { .. }
             | Error::UnsupportedBroker { .. }
             | Error::UnsupportedPriorities { .. }
-            | Error::DelayTooLong { .. } => false,
+            | Error::DelayTooLong { .. }
+            | Error::DuplicateHandler { .. }
+            | Error::SoftTimeoutTooLong { .. }
+            | Error::PayloadNotEncodable { .. }
+            | Error::UnmappedTask { .. }
+            | Error::InvalidDuration { .. } => false,
         }
     }
 }

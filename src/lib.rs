@@ -3,5 +3,27 @@
 mod error;
 pub mod topology;
 
+pub mod task;
+
+pub mod message;
+
+pub mod work;
+
+#[cfg(feature = "testing")]
+pub mod testing;
+
 pub use error::Error;
+pub use task::{
+    Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
+    assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,
+};
+#[cfg(feature = "macros")]
+pub use tierline_macros::{Task, task};
 pub use topology::Topology;
+
+/// For the macros' expansion alone: no part of the public interface.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::task::expansion::*;
+    pub use inventory;
+}

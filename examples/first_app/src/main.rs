@@ -1,0 +1,23 @@
+//! Shows every task that this program handles, its tier, and where its handler is.
+//!
+//! ```sh
+//! cargo run --package first_app
+//! ```
+
+use first_app as _;
+use tierline::{Registry, Topology};
+
+fn main() -> Result<(), tierline::Error> {
+    let topology = Topology::parse(include_str!("../topology.toml"))?;
+    let registry = Registry::collected()?;
+    for route in topology.tasks() {
+        match registry.get(&route.task) {
+            Some(handler) => println!("{:<16} {:<8} {}", route.task, route.tier, handler.place()),
+            None => println!(
+                "{:<16} {:<8} handled by another program",
+                route.task, route.tier
+            ),
+        }
+    }
+    Ok(())
+}

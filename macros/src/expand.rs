@@ -1,0 +1,173 @@
+//! What the macros write.
+
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Attribute, DeriveInput, ItemFn, LitStr, Path, ReturnType, Signature, Type};
+
+use crate::name::uniqueness_guard;
+use crate::options::{ContractOptions, HandlerOptions};
+use crate::signature::{self, Arguments};
+
+/// `#[task(…)] async fn …`: the function as it is, and what registers it.
+pub(crate) fn handler(options: TokenStream, function: TokenStream) -> TokenStream {
+    let registration =
+        register(options, function.clone()).unwrap_or_else(syn::Error::into_compile_error);
+    quote! {
+        #function
+        #registration
+    }
+}
+
+fn register(options: TokenStream, function: TokenStream) -> syn::Result<TokenStream> {
+    let start = function.clone().into_iter().next().span();
+    let function: ItemFn = syn::parse2(function).map_err(|_| {
+        syn::Error::new(
+            start,
+            "`#[task]` goes on an async function; on a payload type, use `#[derive(Task)]`",
+        )
+    })?;
+    let options = HandlerOptions::parse(options)?;
+    let arguments = signature::check(&function.sig, &options)?;
+
+    let conditions = conditions(&function.attrs);
+    let contract = options
+        .name
+        .as_ref()
+        .map(|name| implement(&options.library, name, arguments.payload, &conditions));
+    let submission = submit(&options, &arguments, &function.sig);
+    Ok(quote! {
+        #contract
+        #(#conditions)*
+        #submission
+    })
+}
+
+fn submit(
+    options: &HandlerOptions,
+    arguments: &Arguments<'_>,
+    signature: &Signature,
+) -> TokenStream {
+    let HandlerOptions {
+        library, setters, ..
+    } = options;
+    let payload = arguments.payload;
+    let context = if arguments.context.is_some() {
+        quote!(context)
+    } else {
+        quote!(_)
+    };
+    let running = run(options, arguments, signature);
+    // With the function's own span on every token, the place that is recorded is the function's line.
+    let span = signature.ident.span();
+    let located = respan(library, span);
+    let registration = quote_spanned! {span=>
+        #located::__private::registration::<#payload>(
+            |payload, #context| #running,
+            #located::TaskOptions::new()#setters,
+        )
+    };
+    quote! {
+        #library::__private::inventory::submit! {
+            #library::__private::Collected(|| #registration)
+        }
+    }
+}
+
+/// The call of the handler. The spans are such that the compiler points at what is wrong: the
+/// second argument's type, or the return type.
+fn run(options: &HandlerOptions, arguments: &Arguments<'_>, signature: &Signature) -> TokenStream {
+    let library = &options.library;
+    let context = arguments.context.map(|context| {
+        quote_spanned! {context.span()=>
+            <#context as #library::__private::SecondArgument>::from_context(context)
+        }
+    });
+    let span = match &signature.output {
+        ReturnType::Type(_, returned) => returned.span(),
+        ReturnType::Default => signature.ident.span(),
+    };
+    let library = respan(library, span);
+    let mut handler = signature.ident.clone();
+    handler.set_span(span);
+    let call = quote_spanned!(span=> #handler(payload, #context));
+    match options.blocking {
+        None => quote_spanned!(span=> #library::__private::run(#call)),
+        Some(_) => quote_spanned!(span=> #library::__private::run_blocking(move || #call)),
+    }
+}
+
+fn respan(path: &Path, span: Span) -> TokenStream {
+    let with_span = |mut token: TokenTree| {
+        token.set_span(span);
+        token
+    };
+    path.to_token_stream().into_iter().map(with_span).collect()
+}
+
+/// `#[derive(Task)] #[task(name = "…")]`.
+pub(crate) fn contract(input: TokenStream) -> TokenStream {
+    implement_contract(input).unwrap_or_else(syn::Error::into_compile_error)
+}
+
+fn implement_contract(input: TokenStream) -> syn::Result<TokenStream> {
+    let input: DeriveInput = syn::parse2(input)?;
+    if !input.generics.params.is_empty() {
+        return Err(syn::Error::new_spanned(
+            &input.generics,
+            "the payload of a task cannot be generic: one name stands for one type, which owns its values",
+        ));
+    }
+    let missing = || {
+        let message = format!(
+            "name the task: add `#[task(name = \"…\")]` to `{}`",
+            input.ident
+        );
+        syn::Error::new(input.ident.span(), message)
+    };
+    let attribute = input
+        .attrs
+        .iter()
+        .find(|attribute| attribute.path().is_ident("task"))
+        .ok_or_else(missing)?;
+    let options = ContractOptions::parse(attribute.meta.require_list()?.tokens.clone())?;
+    let name = options.name.as_ref().ok_or_else(missing)?;
+    let ident = &input.ident;
+    let payload = syn::parse_quote!(#ident);
+    Ok(implement(
+        &options.library,
+        name,
+        &payload,
+        &conditions(&input.attrs),
+    ))
+}
+
+fn implement(
+    library: &Path,
+    name: &LitStr,
+    payload: &Type,
+    conditions: &[&Attribute],
+) -> TokenStream {
+    let guard = uniqueness_guard(name);
+    // With the payload's own span, a payload without serde is what the compiler points at.
+    let implementation = quote_spanned! {payload.span()=>
+        #[automatically_derived]
+        impl #library::Task for #payload {
+            const NAME: &'static str = #name;
+        }
+    };
+    quote! {
+        #(#conditions)*
+        #guard
+        #(#conditions)*
+        #implementation
+    }
+}
+
+/// The `#[cfg]`s that the compiler has not looked at yet: what they leave out, nothing may name.
+fn conditions(attributes: &[Attribute]) -> Vec<&Attribute> {
+    attributes
+        .iter()
+        .filter(|attribute| attribute.path().is_ident("cfg"))
+        .collect()
+}

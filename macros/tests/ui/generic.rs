@@ -1,0 +1,26 @@
+#![allow(unused)]
+
+use serde::{Deserialize, Serialize};
+use tierline::{TaskError, task};
+
+#[derive(Serialize, Deserialize)]
+struct SendOtp {
+    phone: String,
+}
+
+#[task(name = "email.send_otp")]
+async fn send_otp<T: Into<SendOtp>>(otp: T) -> Result<(), TaskError> {
+    Ok(())
+}
+
+#[task(name = "email.borrowed")]
+async fn borrowed(otp: &SendOtp) -> Result<(), TaskError> {
+    Ok(())
+}
+
+#[task(name = "email.abstract")]
+async fn abstracted(otp: impl Into<SendOtp>) -> Result<(), TaskError> {
+    Ok(())
+}
+
+fn main() {}

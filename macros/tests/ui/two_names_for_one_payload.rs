@@ -1,0 +1,21 @@
+#![allow(unused)]
+
+use serde::{Deserialize, Serialize};
+use tierline::{TaskError, task};
+
+#[derive(Serialize, Deserialize)]
+struct SendOtp {
+    phone: String,
+}
+
+#[task(name = "email.send_otp")]
+async fn send_otp(otp: SendOtp) -> Result<(), TaskError> {
+    Ok(())
+}
+
+#[task(name = "sms.send_otp")]
+async fn send_otp_by_sms(otp: SendOtp) -> Result<(), TaskError> {
+    Ok(())
+}
+
+fn main() {}

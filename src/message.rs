@@ -1,0 +1,79 @@
+//! The envelope: what travels with a payload.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use crate::task::{PublishRequest, TaskId};
+
+/// One task on its way, as a worker receives it.
+///
+/// ```
+/// use std::time::SystemTime;
+/// use tierline::Task;
+/// use tierline::message::Message;
+/// use tierline::task::PublishRequest;
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Greet { name: String }
+/// # impl Task for Greet { const NAME: &'static str = "greet"; }
+///
+/// let request = PublishRequest::new(&Greet { name: "Ada".into() })?;
+/// let message = Message::first(request, "normal", 5, SystemTime::now());
+/// assert_eq!((message.task.as_str(), message.attempt), ("greet", 1));
+/// assert_eq!(message.payload, br#"{"name":"Ada"}"#);
+/// # Ok::<(), tierline::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Message {
+    /// The task's name.
+    pub task: String,
+    /// The same in all attempts.
+    pub id: TaskId,
+    /// The payload as JSON.
+    pub payload: Vec<u8>,
+    /// The number of the attempt to come; the first is 1.
+    pub attempt: u32,
+    /// The tier whose queue it is in.
+    pub tier: String,
+    /// The priority within the tier.
+    pub priority: u8,
+    /// When it was first enqueued; retries keep it.
+    pub enqueued_at: SystemTime,
+    /// When it is no longer worth running.
+    pub expires_at: Option<SystemTime>,
+    /// The publisher's own headers.
+    pub headers: BTreeMap<String, String>,
+    /// The W3C trace context that the task continues.
+    pub traceparent: Option<String>,
+}
+
+impl Message {
+    /// The first attempt of what was asked for, enqueued at `now` in this tier.
+    ///
+    /// An identifier is drawn where the request has none. The request's delay is not part of the
+    /// message: whoever sends it holds it back.
+    pub fn first(request: PublishRequest, tier: &str, priority: u8, now: SystemTime) -> Self {
+        Self {
+            task: request.task,
+            id: request.id.unwrap_or_else(TaskId::random),
+            payload: request.payload,
+            attempt: 1,
+            tier: tier.to_owned(),
+            priority: request.priority.unwrap_or(priority),
+            enqueued_at: now,
+            // A time that no clock can hold is one that never comes.
+            expires_at: request.expires.and_then(|expires| now.checked_add(expires)),
+            headers: request.headers,
+            traceparent: request.traceparent,
+        }
+    }
+
+    /// The attempt after this one.
+    #[must_use]
+    pub fn next_attempt(self) -> Self {
+        Self {
+            attempt: self.attempt.saturating_add(1),
+            ..self
+        }
+    }
+}

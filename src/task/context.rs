@@ -1,0 +1,158 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::{Cancellation, Data, Publish, Publishing, Task, TaskId};
+
+/// What a handler knows of its task, and what it may use.
+///
+/// Taken by value as the second argument of a handler; cheap to clone.
+///
+/// ```
+/// use tierline::{Context, TaskError};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct SendOtp { phone: String }
+/// struct Sms;
+///
+/// impl Sms {
+///     async fn send(&self, phone: &str) -> std::io::Result<()> {
+/// #       let _ = phone;
+///         Ok(())
+///     }
+/// }
+///
+/// async fn send_otp(otp: SendOtp, cx: Context) -> Result<(), TaskError> {
+///     cx.data::<Sms>().send(&otp.phone).await?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Context(Arc<ContextParts>);
+
+/// What a context is made of.
+pub(crate) struct ContextParts {
+    pub(crate) task: &'static str,
+    pub(crate) id: TaskId,
+    pub(crate) attempt: u32,
+    pub(crate) tier: String,
+    pub(crate) enqueued_at: SystemTime,
+    pub(crate) deadline: Instant,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) traceparent: Option<String>,
+    pub(crate) cancellation: Cancellation,
+    pub(crate) data: Arc<Data>,
+    pub(crate) publisher: Arc<dyn Publish>,
+}
+
+impl Context {
+    pub(crate) fn new(parts: ContextParts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// The task's name.
+    pub fn task(&self) -> &'static str {
+        self.0.task
+    }
+
+    /// The identifier of this task, the same in all its attempts.
+    pub fn id(&self) -> &TaskId {
+        &self.0.id
+    }
+
+    /// The number of this attempt; the first is 1.
+    pub fn attempt(&self) -> u32 {
+        self.0.attempt
+    }
+
+    /// The tier whose queue the task came from.
+    pub fn tier(&self) -> &str {
+        &self.0.tier
+    }
+
+    /// When the task was first enqueued; retries do not change it.
+    pub fn enqueued_at(&self) -> SystemTime {
+        self.0.enqueued_at
+    }
+
+    /// When the hard limit drops this attempt.
+    pub fn deadline(&self) -> Instant {
+        self.0.deadline
+    }
+
+    /// How long this attempt may still run; zero once the hard limit is reached.
+    pub fn time_left(&self) -> Duration {
+        self.0
+            .deadline
+            .saturating_duration_since(tokio::time::Instant::now().into_std())
+    }
+
+    /// The header of this name that the publisher added.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.0.headers.get(name).map(String::as_str)
+    }
+
+    /// The W3C trace context that this task continues.
+    pub fn traceparent(&self) -> Option<&str> {
+        self.0.traceparent.as_deref()
+    }
+
+    /// Whether the handler should end now: its soft limit is reached, or the worker shuts down.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancellation.is_cancelled()
+    }
+
+    /// Waits until the handler should end: at its soft limit, or when the worker shuts down.
+    pub fn cancelled(&self) -> impl Future<Output = ()> + Send + '_ {
+        self.0.cancellation.cancelled()
+    }
+
+    /// The signal behind [`cancelled`](Self::cancelled), to hand on to what the handler starts.
+    pub fn cancellation(&self) -> &Cancellation {
+        &self.0.cancellation
+    }
+
+    /// The application's value of this type, as given to the builder's `data`.
+    ///
+    /// # Panics
+    ///
+    /// Where the builder was given no such value. The attempt then fails with a message that names
+    /// the type; see [`try_data`](Self::try_data) for a value that may be absent.
+    #[track_caller]
+    pub fn data<T: Send + Sync + 'static>(&self) -> &T {
+        self.try_data().unwrap_or_else(|| {
+            let name = std::any::type_name::<T>();
+            panic!(
+                "task `{}` asked for data of type `{name}`, and there is none: \
+                 add `.data(…)` with a value of that type where the app (or the test) is built",
+                self.task(),
+            )
+        })
+    }
+
+    /// The application's value of this type, if the builder was given one.
+    pub fn try_data<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.0.data.get()
+    }
+
+    /// Publishes a follow-up task, which continues this one's trace.
+    ///
+    /// Awaitable as it is, or with options: see [`Publishing`].
+    pub fn publish<T: Task>(&self, payload: T) -> Publishing {
+        Publishing::new(self.0.publisher.clone(), &payload).traceparent(self.traceparent())
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Context")
+            .field("task", &self.0.task)
+            .field("id", &self.0.id)
+            .field("attempt", &self.0.attempt)
+            .field("tier", &self.0.tier)
+            .field("cancelled", &self.is_cancelled())
+            .finish_non_exhaustive()
+    }
+}

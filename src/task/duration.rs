@@ -1,0 +1,64 @@
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// A span of time: a [`Duration`], or text such as `"20s"`, `"10m"` or `"1h 30m"`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tierline::task::IntoDuration;
+///
+/// assert_eq!("10m".into_duration()?, Duration::from_secs(600));
+/// assert!("10 parsecs".into_duration().is_err());
+/// # Ok::<(), tierline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a span of time",
+    note = "give a `Duration`, or text such as \"20s\" or \"10m\""
+)]
+pub trait IntoDuration {
+    /// The span of time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidDuration`] where the text cannot be read.
+    fn into_duration(self) -> Result<Duration, Error>;
+}
+
+impl IntoDuration for Duration {
+    fn into_duration(self) -> Result<Duration, Error> {
+        Ok(self)
+    }
+}
+
+impl IntoDuration for &str {
+    fn into_duration(self) -> Result<Duration, Error> {
+        let refused = |problem: &str| Error::InvalidDuration {
+            text: self.into(),
+            problem: problem.into(),
+        };
+        // "5M" would be five months, and nobody who writes it for a task means that.
+        let mut units = self.split(|character: char| !character.is_alphabetic());
+        if units.any(|unit| unit == "M" || unit.starts_with("mon") || unit.starts_with('y')) {
+            return Err(refused("months and years have no fixed length"));
+        }
+        humantime::parse_duration(self).map_err(|problem| refused(&problem.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_read_as_people_write_it_and_months_are_refused() {
+        assert_eq!(
+            "1h 30m".into_duration().unwrap(),
+            Duration::from_secs(5_400)
+        );
+        for text in ["", "10", "10 parsecs", "5M", "1 month", "2y"] {
+            let error = text.into_duration().unwrap_err().to_string();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use super::TaskError;
+
+/// How an attempt ended. The set is closed: whatever a handler does comes down to one of these.
+///
+/// A handler that only succeeds or fails returns `Result<(), TaskError>`. One that has more to say
+/// returns `Result<Outcome, TaskError>`:
+///
+/// ```
+/// use std::time::Duration;
+/// use tierline::{Outcome, TaskError};
+///
+/// # enum State { Ready, Rendering, Deleted }
+/// # struct Report { state: State }
+/// async fn send_report(report: Report) -> Result<Outcome, TaskError> {
+///     match report.state {
+///         State::Ready => Ok(Outcome::Done),
+///         State::Rendering => Ok(Outcome::Snooze(Duration::from_secs(30))),
+///         State::Deleted => Ok(Outcome::discard("the report was deleted")),
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub enum Outcome {
+    /// It succeeded.
+    Done,
+    /// It failed, and runs again while its policy has retries left. What any error comes to unless
+    /// it is marked permanent.
+    Retry(TaskError),
+    /// It could not run yet, and runs again after this time. Costs no attempt.
+    Snooze(Duration),
+    /// There is nothing to do any more. Counted and logged with the reason, not kept.
+    Discard(String),
+    /// It failed, and another attempt would not help: a dead letter at once.
+    Dead(TaskError),
+}
+
+impl Outcome {
+    /// There is nothing to do any more, for this reason.
+    pub fn discard(reason: impl Into<String>) -> Self {
+        Self::Discard(reason.into())
+    }
+
+    /// A dead letter at once, for this reason.
+    pub fn dead(reason: impl Into<TaskError>) -> Self {
+        Self::Dead(reason.into())
+    }
+
+    /// Another attempt, if the policy has one left, for this reason.
+    pub fn retry(reason: impl Into<TaskError>) -> Self {
+        Self::Retry(reason.into())
+    }
+}
+
+/// What a handler may return: `()`, an [`Outcome`], or a `Result` of either with any error.
+///
+/// ```
+/// use tierline::{IntoOutcome, Outcome};
+///
+/// let text = "12a".parse::<u32>().map(|_| ());
+/// assert!(matches!(text.into_outcome(), Outcome::Retry(error) if !error.is_permanent()));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "a task handler cannot return `{Self}`",
+    label = "not the end of a task",
+    note = "return `Result<(), TaskError>`, or `Result<Outcome, TaskError>` to snooze or discard"
+)]
+pub trait IntoOutcome {
+    /// How the attempt ended.
+    fn into_outcome(self) -> Outcome;
+}
+
+impl IntoOutcome for () {
+    fn into_outcome(self) -> Outcome {
+        Outcome::Done
+    }
+}
+
+impl IntoOutcome for Outcome {
+    fn into_outcome(self) -> Outcome {
+        self
+    }
+}
+
+impl<T: IntoOutcome, E: Into<TaskError>> IntoOutcome for Result<T, E> {
+    fn into_outcome(self) -> Outcome {
+        match self.map_err(Into::into) {
+            Ok(value) => value.into_outcome(),
+            Err(error) if error.is_permanent() => Outcome::Dead(error),
+            Err(error) => Outcome::Retry(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_a_retry_unless_it_is_marked_permanent() {
+        let usual: Result<(), TaskError> = Err("the line is busy".into());
+        let permanent: Result<(), TaskError> = Err(TaskError::permanent("no such number"));
+        assert!(matches!(usual.into_outcome(), Outcome::Retry(_)));
+        assert!(matches!(permanent.into_outcome(), Outcome::Dead(_)));
+    }
+
+    #[test]
+    fn a_handler_may_return_anyhow_results_as_they_are() {
+        let result: anyhow::Result<()> = Err(anyhow::anyhow!("the line is busy"));
+        assert!(matches!(result.into_outcome(), Outcome::Retry(_)));
+    }
+}

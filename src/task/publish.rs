@@ -1,0 +1,189 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::{IntoDuration, Task, TaskId};
+use crate::error::Error;
+
+/// A publish under way.
+pub type PublishFuture<'a> = Pin<Box<dyn Future<Output = Result<Receipt, Error>> + Send + 'a>>;
+
+/// Something that tasks can be published to: the broker, or a recording in a test.
+pub trait Publish: Send + Sync + 'static {
+    /// Publishes one task.
+    fn publish(&self, request: PublishRequest) -> PublishFuture<'_>;
+}
+
+/// What a publisher is asked to enqueue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PublishRequest {
+    /// The task's name; the map says to which tier it goes.
+    pub task: String,
+    /// The payload as JSON.
+    pub payload: Vec<u8>,
+    /// The identifier that the caller gave. `None`: the publisher draws one.
+    pub id: Option<TaskId>,
+    /// How long to hold the task back.
+    pub delay: Option<Duration>,
+    /// The priority within the tier. `None`: what the map says.
+    pub priority: Option<u8>,
+    /// For how long, from now on, it is worth running.
+    pub expires: Option<Duration>,
+    /// The caller's own headers.
+    pub headers: BTreeMap<String, String>,
+    /// The W3C trace context that the task continues.
+    pub traceparent: Option<String>,
+}
+
+impl PublishRequest {
+    /// A request without options for the task of this payload.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PayloadNotEncodable`] where the payload has no JSON form.
+    pub fn new<T: Task>(payload: &T) -> Result<Self, Error> {
+        let bytes = serde_json::to_vec(payload).map_err(|cause| Error::PayloadNotEncodable {
+            task: T::NAME,
+            cause,
+        })?;
+        Ok(Self {
+            task: T::NAME.to_owned(),
+            payload: bytes,
+            id: None,
+            delay: None,
+            priority: None,
+            expires: None,
+            headers: BTreeMap::new(),
+            traceparent: None,
+        })
+    }
+}
+
+/// Proof that a task was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Receipt {
+    /// The task's identifier.
+    pub id: TaskId,
+    /// The tier it went to.
+    pub tier: String,
+    /// When it was confirmed.
+    pub confirmed_at: SystemTime,
+}
+
+impl Receipt {
+    /// For publishers: the task of this identifier was confirmed in this tier, at this time.
+    pub fn new(id: TaskId, tier: impl Into<String>, confirmed_at: SystemTime) -> Self {
+        Self {
+            id,
+            tier: tier.into(),
+            confirmed_at,
+        }
+    }
+}
+
+/// A publish with its options; nothing happens until it is awaited.
+///
+/// ```
+/// use tierline::{Context, Task, TaskError};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct SendReceipt { order: u64 }
+/// # impl Task for SendReceipt { const NAME: &'static str = "email.receipt"; }
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Charge { order: u64 }
+///
+/// async fn charge(charge: Charge, cx: Context) -> Result<(), TaskError> {
+///     cx.publish(SendReceipt { order: charge.order }).delay("10m").expires("1h").await?;
+///     Ok(())
+/// }
+/// ```
+#[must_use = "nothing is published until this is awaited"]
+pub struct Publishing {
+    publisher: Arc<dyn Publish>,
+    request: Result<PublishRequest, Error>,
+}
+
+impl Publishing {
+    /// The publish of this payload through this publisher.
+    pub fn new<T: Task>(publisher: Arc<dyn Publish>, payload: &T) -> Self {
+        Self {
+            publisher,
+            request: PublishRequest::new(payload),
+        }
+    }
+
+    /// Holds the task back for this time.
+    pub fn delay(self, delay: impl IntoDuration) -> Self {
+        self.with_duration(delay, |request, delay| request.delay = Some(delay))
+    }
+
+    /// Skips the task where it has not started after this time.
+    pub fn expires(self, expires: impl IntoDuration) -> Self {
+        self.with_duration(expires, |request, expires| request.expires = Some(expires))
+    }
+
+    /// Sets the priority within the tier, in place of what the map says.
+    pub fn priority(self, priority: u8) -> Self {
+        self.with(|request| request.priority = Some(priority))
+    }
+
+    /// Gives the task this identifier, in place of one drawn at random.
+    pub fn id(self, id: impl Into<TaskId>) -> Self {
+        self.with(|request| request.id = Some(id.into()))
+    }
+
+    /// Adds a header of the caller's own.
+    pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.with(|request| {
+            request.headers.insert(name.into(), value.into());
+        })
+    }
+
+    pub(crate) fn traceparent(self, traceparent: Option<&str>) -> Self {
+        self.with(|request| request.traceparent = traceparent.map(str::to_owned))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut PublishRequest)) -> Self {
+        if let Ok(request) = &mut self.request {
+            change(request);
+        }
+        self
+    }
+
+    /// A duration that cannot be read is told where the caller awaits, like any other failure.
+    fn with_duration(
+        mut self,
+        duration: impl IntoDuration,
+        change: impl FnOnce(&mut PublishRequest, Duration),
+    ) -> Self {
+        match duration.into_duration() {
+            Ok(duration) => self.with(|request| change(request, duration)),
+            Err(error) => {
+                self.request = self.request.and(Err(error));
+                self
+            }
+        }
+    }
+}
+
+impl IntoFuture for Publishing {
+    type Output = Result<Receipt, Error>;
+    type IntoFuture = PublishFuture<'static>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.publisher.publish(self.request?).await })
+    }
+}
+
+impl fmt::Debug for Publishing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Publishing")
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,325 @@
+//! Helpers for the tests of an application: run a handler as production would, see how it ended and
+//! what it published. No broker is needed.
+//!
+//! ```
+//! use serde::{Deserialize, Serialize};
+//! use tierline::testing::Tester;
+//! use tierline::work::Verdict;
+//! use tierline::{Context, Registry, Task, TaskError};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Charge { order: u64 }
+//! # impl Task for Charge { const NAME: &'static str = "payment.charge"; }
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct SendReceipt { order: u64 }
+//! # impl Task for SendReceipt { const NAME: &'static str = "email.receipt"; }
+//!
+//! async fn charge(charge: Charge, cx: Context) -> Result<(), TaskError> {
+//!     cx.publish(SendReceipt { order: charge.order }).await?;
+//!     Ok(())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tierline::Error> {
+//! let mut registry = Registry::new();
+//! registry.register::<Charge, _>(charge)?;
+//! let tester = Tester::builder().registry(registry).build();
+//!
+//! let run = tester.run(Charge { order: 1007 }).await;
+//!
+//! assert_eq!(run.verdict, Verdict::Done);
+//! tester.assert_published(&SendReceipt { order: 1007 });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Limits hold as in production. Tests that wait for one should pause tokio's clock, so that they do
+//! not wait in truth. A handler that never yields cannot be stopped by a limit, in a test as little
+//! as in production.
+
+mod difference;
+mod recording;
+mod timeline;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::Topology;
+use crate::message::Message;
+use crate::task::{Cancellation, Context, Data, PublishRequest, Registry, Task};
+use crate::work::{Executor, Verdict};
+
+pub use recording::{Published, RecordingPublisher};
+use timeline::{Timeline, later};
+
+/// How many runs [`Tester::drain`] and [`Tester::run_to_end`] do before they give up.
+pub const MOST_RUNS: usize = 1_000;
+
+/// Runs handlers as a worker would, and records what they publish.
+#[derive(Debug)]
+pub struct Tester {
+    executor: Executor,
+    publisher: Arc<RecordingPublisher>,
+    timeline: Arc<Timeline>,
+}
+
+impl Tester {
+    /// With every `#[task]` handler of the program, no map and no data.
+    ///
+    /// # Panics
+    ///
+    /// As [`TesterBuilder::build`].
+    #[allow(
+        clippy::new_without_default,
+        reason = "it can panic, which a default should not"
+    )]
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// With what the builder is given.
+    pub fn builder() -> TesterBuilder {
+        TesterBuilder::default()
+    }
+
+    /// Runs one attempt of the task: its first, in the tier that the map says.
+    ///
+    /// # Panics
+    ///
+    /// As [`message`](Self::message).
+    pub async fn run<T: Task>(&self, payload: T) -> Run {
+        self.run_message(self.message(&payload)).await
+    }
+
+    /// Runs one attempt of a message, which may be anything that could come from a queue.
+    pub async fn run_message(&self, message: Message) -> Run {
+        let verdict = self.executor.execute(&message, &Cancellation::new()).await;
+        Run { message, verdict }
+    }
+
+    /// Runs the task until it is settled, retries and snoozes included, and tells every attempt.
+    ///
+    /// The time between two attempts is not waited for; expiry sees it as passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Endless`] where it is not settled after [`MOST_RUNS`] runs.
+    ///
+    /// # Panics
+    ///
+    /// As [`message`](Self::message).
+    pub async fn run_to_end<T: Task>(&self, payload: T) -> Result<Vec<Run>, Endless> {
+        let message = self.message(&payload);
+        let due = self.timeline.now();
+        self.run_all(vec![(due, message)], Vec::new).await
+    }
+
+    /// Runs what was published, and what that published in turn, until nothing is left.
+    ///
+    /// Delayed tasks, retries and snoozes run in the order in which they fall due, without waiting.
+    /// Nothing that was published is forgotten: [`published`](Self::published) still has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Endless`] where there is more to do after [`MOST_RUNS`] runs.
+    pub async fn drain(&self) -> Result<Vec<Run>, Endless> {
+        self.run_all(self.publisher.take_new(), || self.publisher.take_new())
+            .await
+    }
+
+    async fn run_all(
+        &self,
+        mut waiting: Vec<(SystemTime, Message)>,
+        more: impl Fn() -> Vec<(SystemTime, Message)>,
+    ) -> Result<Vec<Run>, Endless> {
+        let mut runs = Vec::new();
+        while let Some(next) = earliest(&waiting) {
+            if runs.len() == MOST_RUNS {
+                return Err(Endless::new(&runs, waiting.len()));
+            }
+            let (due, message) = waiting.remove(next);
+            self.timeline.advance_to(due);
+            let run = self.run_message(message).await;
+            let now = self.timeline.now();
+            match &run.verdict {
+                Verdict::Retry { after, .. } => {
+                    waiting.push((later(now, *after), run.message.clone().next_attempt()))
+                }
+                Verdict::Snooze { after } => {
+                    waiting.push((later(now, *after), run.message.clone()))
+                }
+                _ => {}
+            }
+            waiting.extend(more());
+            runs.push(run);
+        }
+        Ok(runs)
+    }
+
+    /// The message that publishing this payload would enqueue; change it to test what a worker makes
+    /// of another attempt, an expiry that has passed, or a payload that does not decode.
+    ///
+    /// # Panics
+    ///
+    /// Where the payload has no JSON form, or the tester has a map without this task.
+    #[track_caller]
+    pub fn message<T: Task>(&self, payload: &T) -> Message {
+        match PublishRequest::new(payload).and_then(|request| self.publisher.message(request)) {
+            Ok(message) => message,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A context as the handler of this message would be given it, to call the function itself.
+    ///
+    /// # Panics
+    ///
+    /// Where the task has no handler.
+    #[track_caller]
+    pub fn context(&self, message: &Message) -> Context {
+        match self.executor.context_for(message) {
+            Some(context) => context,
+            None => panic!(
+                "there is no context for task `{}`: it has no handler here",
+                message.task
+            ),
+        }
+    }
+
+    /// Everything that was published so far, in order.
+    pub fn published(&self) -> Vec<Published> {
+        self.publisher.published()
+    }
+
+    /// Fails unless a task with this payload was published, and says how the closest one differs.
+    ///
+    /// # Panics
+    ///
+    /// Where no such task was published.
+    #[track_caller]
+    pub fn assert_published<T: Task>(&self, expected: &T) {
+        self.publisher.assert_published(expected);
+    }
+
+    /// Fails if anything was published.
+    ///
+    /// # Panics
+    ///
+    /// Where something was published.
+    #[track_caller]
+    pub fn assert_nothing_published(&self) {
+        self.publisher.assert_nothing_published();
+    }
+}
+
+fn earliest(waiting: &[(SystemTime, Message)]) -> Option<usize> {
+    (0..waiting.len()).min_by_key(|&index| waiting[index].0)
+}
+
+/// Makes a [`Tester`].
+#[derive(Debug, Default)]
+pub struct TesterBuilder {
+    registry: Option<Registry>,
+    topology: Option<Topology>,
+    data: Data,
+}
+
+impl TesterBuilder {
+    /// Takes these handlers. Default: every `#[task]` handler of the program.
+    #[must_use]
+    pub fn registry(self, registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..self
+        }
+    }
+
+    /// Takes tiers and priorities from this map, and refuses to publish what is not in it. Default:
+    /// every task is in the tier `test`.
+    #[must_use]
+    pub fn topology(self, topology: Topology) -> Self {
+        Self {
+            topology: Some(topology),
+            ..self
+        }
+    }
+
+    /// Adds a value that handlers take with [`Context::data`].
+    #[must_use]
+    pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.data.insert(value);
+        self
+    }
+
+    /// The tester.
+    ///
+    /// # Panics
+    ///
+    /// Where two handlers of the program are for one task.
+    #[track_caller]
+    pub fn build(self) -> Tester {
+        let registry = match self.registry.map_or_else(Registry::collected, Ok) {
+            Ok(registry) => registry,
+            Err(error) => panic!("{error}"),
+        };
+        let timeline = Arc::new(Timeline::default());
+        let publisher = Arc::new(RecordingPublisher::on(timeline.clone(), self.topology));
+        let clock = timeline.clone();
+        let executor = Executor::new(Arc::new(registry), Arc::new(self.data), publisher.clone())
+            .clock(move || clock.now())
+            // Jitter only shortens a delay, and this number does so by nothing: delays are exact.
+            .random(|| u32::MAX);
+        Tester {
+            executor,
+            publisher,
+            timeline,
+        }
+    }
+}
+
+/// One attempt, as it was run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Run {
+    /// What was run.
+    pub message: Message,
+    /// How it ended.
+    pub verdict: Verdict,
+}
+
+/// More was left to do after [`MOST_RUNS`] runs: tasks that publish each other, or a snooze without
+/// an end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endless {
+    last: Vec<String>,
+    waiting: usize,
+}
+
+impl Endless {
+    fn new(runs: &[Run], waiting: usize) -> Self {
+        let last = runs
+            .iter()
+            .rev()
+            .take(5)
+            .rev()
+            .map(|run| run.message.task.clone())
+            .collect();
+        Self { last, waiting }
+    }
+}
+
+impl fmt::Display for Endless {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} tasks still wait after {MOST_RUNS} runs, the last of which were {}: \
+             look for tasks that publish each other, or that snooze for ever",
+            self.waiting,
+            self.last.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for Endless {}

@@ -1,0 +1,216 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::difference::differences;
+use super::timeline::{Timeline, later};
+use crate::message::Message;
+use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
+use crate::{Error, Topology};
+
+/// A publisher that keeps what it is given.
+///
+/// A [`Tester`](super::Tester) has one of its own; this is for testing code that publishes without
+/// being a handler.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tierline::Task;
+/// use tierline::task::Publishing;
+/// use tierline::testing::RecordingPublisher;
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Greet { name: String }
+/// # impl Task for Greet { const NAME: &'static str = "greet"; }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tierline::Error> {
+/// let publisher = Arc::new(RecordingPublisher::new());
+/// Publishing::new(publisher.clone(), &Greet { name: "Ada".into() }).delay("10m").await?;
+/// publisher.assert_published(&Greet { name: "Ada".into() });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Default)]
+pub struct RecordingPublisher {
+    timeline: Arc<Timeline>,
+    topology: Option<Topology>,
+    record: Mutex<Record>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    published: Vec<Published>,
+    taken: usize,
+}
+
+impl RecordingPublisher {
+    /// Without a map: every task goes to the tier `test`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With a map, which refuses what is not in it.
+    pub fn with_topology(topology: Topology) -> Self {
+        Self {
+            topology: Some(topology),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn on(timeline: Arc<Timeline>, topology: Option<Topology>) -> Self {
+        Self {
+            timeline,
+            topology,
+            record: Mutex::default(),
+        }
+    }
+
+    /// Everything that was published so far, in order.
+    pub fn published(&self) -> Vec<Published> {
+        self.record().published.clone()
+    }
+
+    /// Fails unless a task with this payload was published, and says how the closest one differs.
+    ///
+    /// # Panics
+    ///
+    /// Where no such task was published.
+    #[track_caller]
+    pub fn assert_published<T: Task>(&self, expected: &T) {
+        let expected = match serde_json::to_value(expected) {
+            Ok(expected) => expected,
+            Err(error) => panic!(
+                "cannot encode the expected payload of `{}` as JSON: {error}",
+                T::NAME
+            ),
+        };
+        let published = self.published();
+        let candidates = published
+            .iter()
+            .filter(|published| published.message.task == T::NAME);
+        let closest = candidates
+            .map(|candidate| (differences(&expected, &candidate.json()), candidate))
+            .min_by_key(|(differences, _)| differences.len());
+        match closest {
+            Some((differences, _)) if differences.is_empty() => {}
+            Some((differences, candidate)) => panic!(
+                "no published `{task}` is the expected one\n  expected  {expected}\n  closest   {closest}\n{}\n{}",
+                differences.join("\n"),
+                Summary(&published),
+                task = T::NAME,
+                closest = candidate.json(),
+            ),
+            None => panic!(
+                "no `{}` was published\n  expected  {expected}\n{}",
+                T::NAME,
+                Summary(&published)
+            ),
+        }
+    }
+
+    /// Fails if anything was published.
+    ///
+    /// # Panics
+    ///
+    /// Where something was published.
+    #[track_caller]
+    pub fn assert_nothing_published(&self) {
+        let published = self.published();
+        assert!(
+            published.is_empty(),
+            "expected that nothing is published\n{}",
+            Summary(&published)
+        );
+    }
+
+    /// What was published since the last call, with the time at which it is due.
+    pub(super) fn take_new(&self) -> Vec<(SystemTime, Message)> {
+        let mut record = self.record();
+        let new = record.published[record.taken..]
+            .iter()
+            .map(|published| {
+                let due = later(
+                    published.message.enqueued_at,
+                    published.delay.unwrap_or_default(),
+                );
+                (due, published.message.clone())
+            })
+            .collect();
+        record.taken = record.published.len();
+        new
+    }
+
+    /// What the request becomes when it is enqueued.
+    pub(super) fn message(&self, request: PublishRequest) -> Result<Message, Error> {
+        let (tier, priority) = match &self.topology {
+            None => ("test", 5),
+            Some(topology) => match topology.route(&request.task) {
+                Some(route) => (route.tier.as_str(), route.priority),
+                None => return Err(Error::UnmappedTask { task: request.task }),
+            },
+        };
+        Ok(Message::first(request, tier, priority, self.timeline.now()))
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Publish for RecordingPublisher {
+    fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
+        Box::pin(async move {
+            let delay = request.delay;
+            let message = self.message(request)?;
+            let receipt = Receipt::new(message.id.clone(), &message.tier, message.enqueued_at);
+            self.record().published.push(Published { message, delay });
+            Ok(receipt)
+        })
+    }
+}
+
+/// A task that was published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Published {
+    /// What was enqueued.
+    pub message: Message,
+    /// For how long it is held back.
+    pub delay: Option<Duration>,
+}
+
+impl Published {
+    /// The payload, if this is the task `T` and its payload decodes.
+    pub fn payload<T: Task>(&self) -> Option<T> {
+        (self.message.task == T::NAME)
+            .then(|| serde_json::from_slice(&self.message.payload).ok())?
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.message.payload).unwrap_or_else(|_| {
+            Value::String(String::from_utf8_lossy(&self.message.payload).into_owned())
+        })
+    }
+}
+
+/// How many of which task were published.
+struct Summary<'a>(&'a [Published]);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for published in self.0 {
+            *counts.entry(&published.message.task).or_default() += 1;
+        }
+        if counts.is_empty() {
+            return formatter.write_str("published in all: nothing");
+        }
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(task, count)| format!("{count} × {task}"))
+            .collect();
+        write!(formatter, "published in all: {}", counts.join(", "))
+    }
+}

@@ -1,0 +1,278 @@
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::guard::{Guarded, Panicked, guarded};
+use super::{DeadReason, Failure, FailureKind, Verdict};
+use crate::message::Message;
+use crate::task::{
+    Cancellation, Context, ContextParts, Data, ErrorAdvice, Outcome, Publish, Registration,
+    Registry, RetryPolicy, TaskError,
+};
+
+/// Executes messages: the one piece of code behind every worker and every test helper.
+///
+/// The steps: check the expiry, look up the handler, decode the payload, run under the limits,
+/// classify. Any of them may end the execution with its [`Verdict`]; what is then done with the
+/// message is up to the caller. Nothing here knows of a broker.
+///
+/// A panic costs only its own attempt, unless the program is built with `panic = "abort"`.
+///
+/// ```
+/// # #[cfg(feature = "testing")] mod example {
+/// use std::sync::Arc;
+/// use tierline::message::Message;
+/// use tierline::task::{Cancellation, Data};
+/// use tierline::testing::RecordingPublisher;
+/// use tierline::work::{Executor, Verdict};
+/// use tierline::{Error, Registry};
+///
+/// async fn work_off(messages: Vec<Message>) -> Result<(), Error> {
+///     let registry = Arc::new(Registry::collected()?);
+///     let publisher = Arc::new(RecordingPublisher::new());
+///     let executor = Executor::new(registry, Arc::new(Data::new()), publisher);
+///     let shutdown = Cancellation::new();
+///     for message in &messages {
+///         if let Verdict::Dead { reason, failure } = executor.execute(message, &shutdown).await {
+///             println!("{} is a dead letter ({reason}): {failure}", message.id);
+///         }
+///     }
+///     Ok(())
+/// }
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Executor {
+    registry: Arc<Registry>,
+    data: Arc<Data>,
+    publisher: Arc<dyn Publish>,
+    clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+    random: Arc<dyn Fn() -> u32 + Send + Sync>,
+}
+
+impl Executor {
+    /// An executor of these handlers, with the application's data and publisher in their context.
+    pub fn new(registry: Arc<Registry>, data: Arc<Data>, publisher: Arc<dyn Publish>) -> Self {
+        Self {
+            registry,
+            data,
+            publisher,
+            clock: Arc::new(SystemTime::now),
+            random: Arc::new(random_number),
+        }
+    }
+
+    /// Replaces the clock that expiry is checked against. Default: the system's.
+    #[must_use]
+    pub fn clock(self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        Self {
+            clock: Arc::new(clock),
+            ..self
+        }
+    }
+
+    /// Replaces the source of random numbers for jitter. Default: one that nobody can predict.
+    #[must_use]
+    pub fn random(self, random: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
+        Self {
+            random: Arc::new(random),
+            ..self
+        }
+    }
+
+    /// Executes one message. Its handler's context is cancelled together with `shutdown`.
+    ///
+    /// Dropping the returned future drops the handler.
+    pub async fn execute(&self, message: &Message, shutdown: &Cancellation) -> Verdict {
+        self.steps(message, shutdown)
+            .await
+            .unwrap_or_else(|verdict| verdict)
+    }
+
+    async fn steps(&self, message: &Message, shutdown: &Cancellation) -> Result<Verdict, Verdict> {
+        check_expiry(message, (self.clock)())?;
+        let registration = look_up(&self.registry, message)?;
+        let limits = Limits::from_now(registration, shutdown.child());
+        let context = self.context(message, registration, &limits);
+        let running = decode_and_start(registration, message, context)?;
+        let ended = run_under_limits(running, &limits).await;
+        let policy = &registration.options().retry;
+        Ok(classify(ended, policy, message.attempt, (self.random)()))
+    }
+
+    /// The context that the handler of this message is given.
+    fn context(&self, message: &Message, registration: &Registration, limits: &Limits) -> Context {
+        Context::new(ContextParts {
+            task: registration.name(),
+            id: message.id.clone(),
+            attempt: message.attempt,
+            tier: message.tier.clone(),
+            enqueued_at: message.enqueued_at,
+            deadline: limits.hard.into_std(),
+            headers: message.headers.clone(),
+            traceparent: message.traceparent.clone(),
+            cancellation: limits.cancellation.clone(),
+            data: self.data.clone(),
+            publisher: self.publisher.clone(),
+        })
+    }
+
+    /// A context for the task of this message, as its handler would be given it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn context_for(&self, message: &Message) -> Option<Context> {
+        let registration = self.registry.get(&message.task)?;
+        let limits = Limits::from_now(registration, Cancellation::new());
+        Some(self.context(message, registration, &limits))
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Executor")
+            .field("registry", &self.registry)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_expiry(message: &Message, now: SystemTime) -> Result<(), Verdict> {
+    match message
+        .expires_at
+        .map(|expires_at| now.duration_since(expires_at))
+    {
+        Some(Ok(late)) => Err(Verdict::Expired { late }),
+        _ => Ok(()),
+    }
+}
+
+fn look_up<'a>(registry: &'a Registry, message: &Message) -> Result<&'a Registration, Verdict> {
+    registry.get(&message.task).ok_or_else(|| {
+        parked(
+            DeadReason::UnknownTask,
+            format!(
+                "no handler of task `{}` is in this program: deploy one that has it, \
+                 then redrive the task",
+                message.task
+            ),
+        )
+    })
+}
+
+/// What cannot be decoded was never started, and costs no attempt.
+fn decode_and_start(
+    registration: &Registration,
+    message: &Message,
+    context: Context,
+) -> Result<Guarded, Verdict> {
+    Guarded::start(|| registration.call(&message.payload, context)).map_err(|error| {
+        parked(
+            DeadReason::Undecodable,
+            format!(
+                "the payload is not what task `{}` reads ({error}): \
+                 deploy a handler that reads it, then redrive the task",
+                message.task
+            ),
+        )
+    })
+}
+
+/// How long a handler may run, and the signal that the soft limit gives.
+struct Limits {
+    soft: Instant,
+    hard: Instant,
+    timeout: Duration,
+    cancellation: Cancellation,
+}
+
+impl Limits {
+    fn from_now(registration: &Registration, cancellation: Cancellation) -> Self {
+        let now = Instant::now();
+        let options = registration.options();
+        Self {
+            soft: later(now, options.effective_soft_timeout()),
+            hard: later(now, options.timeout),
+            timeout: options.timeout,
+            cancellation,
+        }
+    }
+}
+
+/// A limit that no clock can hold is one that is never reached; a century stands for it.
+fn later(now: Instant, limit: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now + limit.min(CENTURY)
+}
+
+async fn run_under_limits(mut running: Guarded, limits: &Limits) -> Result<Outcome, Failure> {
+    if let Ok(ended) = timeout_at(limits.soft, &mut running).await {
+        return ended.map_err(Failure::from);
+    }
+    limits.cancellation.cancel();
+    match timeout_at(limits.hard, &mut running).await {
+        Ok(ended) => ended.map_err(Failure::from),
+        Err(_) => {
+            let message = format!(
+                "it was still running after its timeout of {:?}",
+                limits.timeout
+            );
+            Err(Failure::new(FailureKind::TimedOut, message))
+        }
+    }
+}
+
+fn classify(
+    ended: Result<Outcome, Failure>,
+    policy: &RetryPolicy,
+    attempt: u32,
+    random: u32,
+) -> Verdict {
+    let (failure, advice) = match ended {
+        Ok(Outcome::Done) => return Verdict::Done,
+        Ok(Outcome::Snooze(after)) => return Verdict::Snooze { after },
+        Ok(Outcome::Discard(reason)) => return Verdict::Discarded { reason },
+        Ok(Outcome::Dead(error)) => (describe(error), ErrorAdvice::Permanent),
+        Ok(Outcome::Retry(error)) => {
+            let advice = error.advice();
+            (describe(error), advice)
+        }
+        Err(failure) => (failure, ErrorAdvice::AsThePolicySays),
+    };
+    match (advice, policy.delay_after(attempt, random)) {
+        (ErrorAdvice::Permanent, _) => Verdict::Dead {
+            reason: DeadReason::Permanent,
+            failure,
+        },
+        (_, None) => Verdict::Dead {
+            reason: DeadReason::RetriesExhausted,
+            failure,
+        },
+        (ErrorAdvice::RetryAfter(after), Some(_)) => Verdict::Retry { after, failure },
+        (ErrorAdvice::AsThePolicySays, Some(after)) => Verdict::Retry { after, failure },
+    }
+}
+
+/// The error's own code writes its message, and may panic like any other code of the handler.
+fn describe(error: TaskError) -> Failure {
+    guarded(move || Failure::from(&error)).unwrap_or_else(Failure::from)
+}
+
+fn parked(reason: DeadReason, message: String) -> Verdict {
+    Verdict::Dead {
+        reason,
+        failure: Failure::new(FailureKind::NotStarted, message),
+    }
+}
+
+impl From<Panicked> for Failure {
+    fn from(Panicked(message): Panicked) -> Self {
+        Failure::new(FailureKind::Panic, format!("it panicked: {message}"))
+    }
+}
+
+/// The standard library seeds every `RandomState` anew, which is randomness enough for jitter.
+fn random_number() -> u32 {
+    RandomState::new().hash_one(()) as u32
+}

@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::broker::Mismatch;
 use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
 use crate::topology::problem::InvalidTopology;
 
@@ -62,6 +63,83 @@ pub enum Error {
         /// The broker's version.
         version: Version,
     },
+
+    /// The URL of the broker cannot be read. It is not shown, because it may hold a password.
+    #[error(
+        "cannot read the URL of the broker: {problem}; write \
+         amqp://user:password@host:5672/virtual-host, or amqps:// for TLS"
+    )]
+    InvalidBrokerUrl {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// No connection to the broker could be made.
+    #[error(
+        "cannot connect to {address}: {cause}; is the broker running, and is this its address?"
+    )]
+    BrokerUnreachable {
+        /// Where it was tried, without the credentials.
+        address: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The broker does not know the user, or the password is another.
+    #[error(
+        "{address} refuses the login of user {user:?}; check name and password (\"guest\" may log in \
+         from the broker's own machine only)"
+    )]
+    LoginRefused {
+        /// Where it was tried, without the credentials.
+        address: Box<str>,
+        /// The user.
+        user: Box<str>,
+    },
+
+    /// The virtual host does not exist, or the user may not enter it.
+    #[error(
+        "cannot enter the virtual host {virtual_host}: {cause}; create it, give the user \
+         permissions on it, or correct the end of the URL (nothing there means \"/\", and a lone \
+         slash means \"\")"
+    )]
+    VirtualHostRefused {
+        /// The virtual host, and the broker.
+        virtual_host: Box<str>,
+        /// What the broker says.
+        cause: Box<str>,
+    },
+
+    /// The connection was lost, or the broker did not answer in time.
+    #[error("cannot {tried}: {cause}; check the broker, and try again")]
+    BrokerFailed {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The user lacks a permission.
+    #[error("cannot {tried}: access refused; the user needs the permission to {needed}")]
+    AccessRefused {
+        /// What was tried, where, and as which user.
+        tried: Box<str>,
+        /// The permission that it takes.
+        needed: Box<str>,
+    },
+
+    /// The broker refuses what was asked, and will again.
+    #[error("cannot {tried}: the broker says {cause:?}")]
+    OperationRefused {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What the broker says.
+        cause: Box<str>,
+    },
+
+    /// Something exists on the broker with other arguments than the file's. Nothing was changed.
+    #[error("{_0}")]
+    Mismatch(Box<Mismatch>),
 
     /// A message was to be delayed in the broker for longer than its ladders reach.
     #[error(
@@ -147,7 +225,14 @@ impl Error {
                 cause.kind(),
                 io::ErrorKind::Interrupted | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
             ),
+            Error::BrokerUnreachable { .. } | Error::BrokerFailed { .. } => true,
             Error::InvalidTopology(_)
+            | Error::InvalidBrokerUrl { .. }
+            | Error::LoginRefused { .. }
+            | Error::VirtualHostRefused { .. }
+            | Error::AccessRefused { .. }
+            | Error::OperationRefused { .. }
+            | Error::Mismatch(_)
             | Error::UnknownBrokerVersion { .. }
             | Error::UnsupportedBroker { .. }
             | Error::UnsupportedPriorities { .. }

@@ -7,6 +7,8 @@ pub mod task;
 
 pub mod message;
 
+pub mod broker;
+
 pub mod work;
 
 #[cfg(feature = "testing")]

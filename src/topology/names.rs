@@ -29,9 +29,14 @@ impl<'a> Names<'a> {
 
     /// `{app}.{tier}`, and `{app}.{tier}.g2` for the tier's second generation.
     pub fn queue(&self, tier: &Tier) -> String {
-        match tier.generation {
-            1 => format!("{}.{}", self.app, tier.name),
-            generation => format!("{}.{}.g{generation}", self.app, tier.name),
+        self.generation(&tier.name, tier.generation)
+    }
+
+    /// The queue of any generation of a tier.
+    pub(super) fn generation(&self, tier: &str, generation: u32) -> String {
+        match generation {
+            1 => format!("{}.{tier}", self.app),
+            generation => format!("{}.{tier}.g{generation}", self.app),
         }
     }
 

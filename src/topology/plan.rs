@@ -38,6 +38,10 @@ pub struct Plan {
     pub queues: Vec<Queue>,
     /// What connects them.
     pub bindings: Vec<Binding>,
+    /// Bindings to take away once the others are there: those of tiers' earlier generations, which
+    /// would get a second copy of every message.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub retired: Vec<Binding>,
     /// How to publish each task, for producers in any language.
     pub tasks: BTreeMap<String, Publishing>,
 }
@@ -168,6 +172,7 @@ impl Plan {
             exchanges: Vec::new(),
             queues: Vec::new(),
             bindings: Vec::new(),
+            retired: Vec::new(),
             tasks: BTreeMap::new(),
         };
         plan.exchange(names.tasks_exchange(), ExchangeKind::Direct, []);
@@ -179,6 +184,9 @@ impl Plan {
         plan.long_ladder(&names, topology.tiers());
         for tier in topology.tiers() {
             plan.short_ladder(&names, tier);
+        }
+        for tier in topology.tiers() {
+            plan.retire(&names, tier);
         }
         plan.tasks = topology
             .tasks()
@@ -243,6 +251,25 @@ impl Plan {
         }
         self.ladder_end(names, &out);
         self.bind_queue(&out, &names.queue(tier), "#");
+    }
+
+    /// What leads to the tier's queue now no longer leads to those of its earlier generations.
+    fn retire(&mut self, names: &Names<'_>, tier: &Tier) {
+        let queue = names.queue(tier);
+        let current = self.bindings.iter();
+        let current: Vec<_> = current
+            .filter(|binding| binding.destination == queue)
+            .collect();
+        let retired: Vec<_> = (1..tier.generation)
+            .flat_map(|generation| {
+                let earlier = names.generation(&tier.name, generation);
+                current.iter().map(move |binding| Binding {
+                    destination: earlier.clone(),
+                    ..(*binding).clone()
+                })
+            })
+            .collect();
+        self.retired.extend(retired);
     }
 
     fn level(&mut self, level: Level, name: impl Fn(Level) -> String, out: &str) {

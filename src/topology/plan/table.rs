@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Argument, Arguments, DestinationType, Plan};
+use super::{Argument, Arguments, Binding, DestinationType, Plan};
 
 impl fmt::Display for Argument {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -13,12 +13,12 @@ impl fmt::Display for Argument {
     }
 }
 
-/// Three tables: exchanges, queues and bindings, each under a line with its count.
+/// Three tables: exchanges, queues and bindings, each under a line with its count; and a fourth for
+/// what is taken away, if anything is.
 impl fmt::Display for Plan {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exchanges = self.exchanges.iter();
         let queues = self.queues.iter();
-        let bindings = self.bindings.iter();
         write_table(
             out,
             "exchanges",
@@ -43,28 +43,38 @@ impl fmt::Display for Plan {
                 .collect(),
         )?;
         writeln!(out)?;
-        write_table(
-            out,
-            "bindings",
-            ["from exchange", "to", "", "routing key", "arguments"],
-            bindings
-                .map(|binding| {
-                    let kind = match binding.destination_type {
-                        DestinationType::Queue => "queue",
-                        DestinationType::Exchange => "exchange",
-                    };
-                    let arguments = show(&binding.arguments);
-                    [
-                        binding.source.clone(),
-                        kind.to_owned(),
-                        binding.destination.clone(),
-                        binding.routing_key.clone(),
-                        arguments,
-                    ]
-                })
-                .collect(),
-        )
+        write_bindings(out, "bindings", &self.bindings)?;
+        if self.retired.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        write_bindings(out, "bindings to take away", &self.retired)
     }
+}
+
+fn write_bindings(out: &mut fmt::Formatter<'_>, what: &str, bindings: &[Binding]) -> fmt::Result {
+    write_table(
+        out,
+        what,
+        ["from exchange", "to", "", "routing key", "arguments"],
+        bindings
+            .iter()
+            .map(|binding| {
+                let kind = match binding.destination_type {
+                    DestinationType::Queue => "queue",
+                    DestinationType::Exchange => "exchange",
+                };
+                let arguments = show(&binding.arguments);
+                [
+                    binding.source.clone(),
+                    kind.to_owned(),
+                    binding.destination.clone(),
+                    binding.routing_key.clone(),
+                    arguments,
+                ]
+            })
+            .collect(),
+    )
 }
 
 fn show(arguments: &Arguments) -> String {

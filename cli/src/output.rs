@@ -1,0 +1,70 @@
+//! What the command prints, and the code that it ends with.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tierline::Error;
+
+/// Something is wrong with the file, or with the broker in the light of it.
+pub(crate) const WRONG: u8 = 1;
+/// The broker could not be asked.
+pub(crate) const BROKEN: u8 = 3;
+
+/// The result of a command, in both forms.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) text: String,
+    pub(crate) json: Value,
+    pub(crate) is_well: bool,
+}
+
+pub(crate) fn print(output: &Output, json: bool) -> ExitCode {
+    let printed = match json {
+        true => write_json(&output.json),
+        false => writeln!(io::stdout(), "{}", output.text.trim_end()),
+    };
+    match printed {
+        // A reader that has seen enough, such as `head`, closes the pipe.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("tierline: cannot print the result: {error}");
+            ExitCode::from(WRONG)
+        }
+        _ if output.is_well => ExitCode::SUCCESS,
+        _ => ExitCode::from(WRONG),
+    }
+}
+
+pub(crate) fn fail(error: &Error, json: bool) -> ExitCode {
+    if json {
+        // The error is told on standard error and by the code too.
+        let _ = write_json(&describe(error));
+    }
+    eprintln!("{error}");
+    ExitCode::from(code(error))
+}
+
+fn describe(error: &Error) -> Value {
+    let message = error.to_string();
+    match error {
+        Error::InvalidTopology(invalid) => {
+            json!({ "error": message, "problems": invalid.problems() })
+        }
+        Error::Mismatch(mismatch) => json!({ "error": message, "mismatch": mismatch }),
+        _ => json!({ "error": message }),
+    }
+}
+
+fn code(error: &Error) -> u8 {
+    match error {
+        Error::BrokerUnreachable { .. }
+        | Error::BrokerFailed { .. }
+        | Error::LoginRefused { .. }
+        | Error::VirtualHostRefused { .. } => BROKEN,
+        _ => WRONG,
+    }
+}
+
+fn write_json(value: &Value) -> io::Result<()> {
+    writeln!(io::stdout(), "{value:#}")
+}

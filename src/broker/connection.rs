@@ -1,0 +1,154 @@
+//! One connection to the broker.
+
+use std::time::Duration;
+
+use async_rs::util::RuntimeParts;
+use async_rs::{Runtime, Tokio, TokioRuntime};
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
+use lapin::{AsyncTcpStream, Channel, ConnectionProperties, ErrorKind};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::address::Address;
+use super::greeting::{Greeting, Listening, ListeningReactor};
+use crate::Error;
+use crate::topology::capabilities::Capabilities;
+
+/// How long a connection may take to open, login included.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long the broker may take to say goodbye.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// An open connection to a broker whose version is known. It closes when it is dropped.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tierline::Error> {
+/// use tierline::broker::Connection;
+///
+/// let connection = Connection::open("amqp://localhost", "my service").await?;
+/// println!("RabbitMQ {}", connection.capabilities().version);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Connection {
+    inner: lapin::Connection,
+    address: Address,
+    capabilities: Capabilities,
+}
+
+impl Connection {
+    /// Connects and logs in, within ten seconds. The broker's management shows the connection under
+    /// `name`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidBrokerUrl`]; [`Error::BrokerUnreachable`], [`Error::LoginRefused`] and
+    /// [`Error::VirtualHostRefused`]; [`Error::UnknownBrokerVersion`] and
+    /// [`Error::UnsupportedBroker`].
+    pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
+        let address: Address = url.parse()?;
+        let greeting = Greeting::default();
+        let connecting = connect(&address, name, &greeting);
+        let inner = match timeout(OPEN_LIMIT, connecting).await {
+            Ok(Ok(inner)) => inner,
+            Ok(Err(error)) => return Err(refused(&address, &error)),
+            Err(_) => return Err(silent(&address)),
+        };
+        let reported = greeting.version().unwrap_or_default();
+        let capabilities = Capabilities::of(reported.parse()?)?;
+        Ok(Self {
+            inner,
+            address,
+            capabilities,
+        })
+    }
+
+    /// What the broker can do, by the version that it reported when the connection opened.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Where the connection leads.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Closes the connection, so that the broker does not log it as lost.
+    pub async fn close(self) {
+        let goodbye = self.inner.close(200, "done".into());
+        // It is gone either way.
+        let _ = timeout(CLOSE_LIMIT, goodbye).await;
+    }
+
+    pub(super) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
+        match timeout_at(deadline, self.inner.create_channel()).await {
+            Ok(Ok(channel)) => Ok(channel),
+            Ok(Err(error)) => Err(self.failed("open a channel", &error.to_string())),
+            Err(_) => Err(self.failed("open a channel", "the broker did not answer in time")),
+        }
+    }
+
+    /// The error for something that was tried on this connection.
+    pub(super) fn failed(&self, tried: &str, cause: &str) -> Error {
+        Error::BrokerFailed {
+            tried: format!("{tried} on {}", self.address).into(),
+            cause: cause.into(),
+        }
+    }
+}
+
+async fn connect(
+    address: &Address,
+    name: &str,
+    greeting: &Greeting,
+) -> lapin::Result<lapin::Connection> {
+    let tokio = Tokio::current();
+    let reactor = ListeningReactor {
+        tokio: tokio.clone(),
+        greeting: greeting.clone(),
+    };
+    let greeting = greeting.clone();
+    lapin::Connection::connector(
+        address.uri().clone(),
+        Runtime::new(RuntimeParts::new(tokio, reactor)),
+        async move |uri, _| {
+            let tls = OwnedTLSConfig::default();
+            let tokio = TokioRuntime::tokio_current();
+            let stream = uri.connect_with_config_async(tls.as_ref(), &tokio).await?;
+            Ok(AsyncTcpStream::Plain(Listening::new(
+                stream,
+                greeting.clone(),
+            )))
+        },
+        ConnectionProperties::default().with_connection_name(name.into()),
+    )
+    .await
+}
+
+fn silent(address: &Address) -> Error {
+    Error::BrokerUnreachable {
+        address: address.to_string().into(),
+        cause: format!("no answer within {} s", OPEN_LIMIT.as_secs()).into(),
+    }
+}
+
+fn refused(address: &Address, error: &lapin::Error) -> Error {
+    let unreachable = |cause: String| Error::BrokerUnreachable {
+        address: address.to_string().into(),
+        cause: cause.into(),
+    };
+    match error.kind() {
+        ErrorKind::ProtocolError(said) => match said.kind() {
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Error::LoginRefused {
+                address: address.to_string().into(),
+                user: address.user().into(),
+            },
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => Error::VirtualHostRefused {
+                virtual_host: format!("{:?} of {address}", address.virtual_host()).into(),
+                cause: said.get_message().as_str().into(),
+            },
+            _ => unreachable(said.to_string()),
+        },
+        ErrorKind::IOError(cause) => unreachable(cause.to_string()),
+        _ => unreachable(error.to_string()),
+    }
+}

@@ -1,0 +1,184 @@
+//! What the broker says about itself when a connection opens: its version.
+//!
+//! AMQP has it in the server's first frame, and lapin drops it. So lapin is given a stream that
+//! keeps a copy of that frame: no second connection, nothing more on the wire, and the version is
+//! that of the very node the connection leads to.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use async_rs::Tokio;
+use async_rs::traits::Reactor;
+use futures_io::{AsyncRead, AsyncWrite};
+use lapin::AsyncTcpStream;
+use lapin::protocol::{AMQPClass, connection, parse_class};
+use lapin::types::AMQPValue;
+
+/// Far above what any broker says of itself: what is longer is no greeting.
+const LONGEST: usize = 64 << 10;
+
+/// A frame is its type, its channel and its length, then that many bytes and an end mark.
+const FRAME_HEAD: usize = 7;
+
+/// The copy of the server's first frame, filled while the connection opens.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Greeting {
+    received: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Greeting {
+    /// The version that the broker reported, if it has reported one.
+    pub(super) fn version(&self) -> Option<String> {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let frame = received.get(FRAME_HEAD..frame_end(&received)?)?;
+        let (_, class) = parse_class(frame).ok()?;
+        let AMQPClass::Connection(connection::AMQPMethod::Start(start)) = class else {
+            return None;
+        };
+        match start.server_properties.inner().get("version")? {
+            AMQPValue::LongString(version) => Some(version.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Takes more of it, and says whether more is needed.
+    fn keep(&self, bytes: &[u8]) -> bool {
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.extend_from_slice(bytes);
+        let is_complete = frame_end(&received).is_some_and(|end| received.len() >= end);
+        !is_complete && received.len() < LONGEST
+    }
+}
+
+/// Where the first frame ends, once its length is known.
+fn frame_end(received: &[u8]) -> Option<usize> {
+    let length = received.get(3..FRAME_HEAD)?.try_into().ok()?;
+    usize::try_from(u32::from_be_bytes(length))
+        .ok()?
+        .checked_add(FRAME_HEAD)
+}
+
+/// A stream, plain or with TLS, that keeps a copy of the greeting.
+pub(super) struct Listening {
+    inner: Inner,
+    /// Until it is complete.
+    greeting: Option<Greeting>,
+}
+
+type Inner = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
+
+impl Listening {
+    pub(super) fn new(inner: Inner, greeting: Greeting) -> Self {
+        Self {
+            inner,
+            greeting: Some(greeting),
+        }
+    }
+
+    fn heard(&mut self, bytes: &[u8]) {
+        self.greeting = self.greeting.take().filter(|greeting| greeting.keep(bytes));
+    }
+}
+
+impl AsyncRead for Listening {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let answer = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        if let Poll::Ready(Ok(length)) = answer {
+            self.heard(&buffer[..length]);
+        }
+        answer
+    }
+
+    fn poll_read_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let answer = Pin::new(&mut self.inner).poll_read_vectored(cx, buffers);
+        if let Poll::Ready(Ok(mut length)) = answer {
+            for buffer in buffers.iter() {
+                let filled = length.min(buffer.len());
+                self.heard(&buffer[..filled]);
+                length -= filled;
+            }
+        }
+        answer
+    }
+}
+
+impl AsyncWrite for Listening {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buffer)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, buffers)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_close(cx)
+    }
+}
+
+/// Tokio, with streams that listen: lapin takes its type of stream from the reactor.
+#[derive(Debug, Clone)]
+pub(super) struct ListeningReactor {
+    pub(super) tokio: Tokio,
+    pub(super) greeting: Greeting,
+}
+
+impl Reactor for ListeningReactor {
+    type TcpStream = Listening;
+    type Sleep = <Tokio as Reactor>::Sleep;
+
+    /// Not for sockets that others made: lapin has none, and Tokio's bound on them is private.
+    fn register<H: Read + Write + Send + 'static>(
+        &self,
+        _socket: H,
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static> {
+        Err::<Listening, _>(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sleep(&self, duration: Duration) -> Self::Sleep {
+        self.tokio.sleep(duration)
+    }
+
+    fn interval(
+        &self,
+        duration: Duration,
+    ) -> impl futures_util::Stream<Item = Instant> + Send + 'static {
+        self.tokio.interval(duration)
+    }
+
+    fn tcp_connect_addr(
+        &self,
+        address: SocketAddr,
+    ) -> impl Future<Output = io::Result<Listening>> + Send + 'static {
+        let connecting = self.tokio.tcp_connect_addr(address);
+        let greeting = self.greeting.clone();
+        async move {
+            let stream = AsyncTcpStream::Plain(connecting.await?);
+            Ok(Listening::new(stream, greeting))
+        }
+    }
+}

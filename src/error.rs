@@ -110,6 +110,25 @@ pub enum Error {
         cause: Box<str>,
     },
 
+    /// The URL of the management API cannot be read. It is not shown, because it may hold a password.
+    #[error(
+        "cannot read the URL of the management API: {problem}; write \
+         http://user:password@host:15672, or https:// for TLS"
+    )]
+    InvalidManagementUrl {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// The management API did not answer as it should.
+    #[error("cannot {tried}: {cause}")]
+    ManagementFailed {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What happened, and what to do.
+        cause: Box<str>,
+    },
+
     /// The connection was lost, or the broker did not answer in time.
     #[error("cannot {tried}: {cause}; check the broker, and try again")]
     BrokerFailed {
@@ -225,9 +244,12 @@ impl Error {
                 cause.kind(),
                 io::ErrorKind::Interrupted | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
             ),
-            Error::BrokerUnreachable { .. } | Error::BrokerFailed { .. } => true,
+            Error::BrokerUnreachable { .. }
+            | Error::BrokerFailed { .. }
+            | Error::ManagementFailed { .. } => true,
             Error::InvalidTopology(_)
             | Error::InvalidBrokerUrl { .. }
+            | Error::InvalidManagementUrl { .. }
             | Error::LoginRefused { .. }
             | Error::VirtualHostRefused { .. }
             | Error::AccessRefused { .. }

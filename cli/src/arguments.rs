@@ -83,6 +83,51 @@ Examples:
         #[command(flatten)]
         management: Management,
     },
+
+    /// Compare the file with the broker, and say what to do
+    #[command(after_help = "\
+Changes nothing. Finds what is missing or has other arguments, what is no longer in the file,
+policies that change what the file says, tiers that nobody works on, and the traps of the broker's
+version. Without the management API it sees only whether everything is there, and says so.
+
+Notes are part of a broker that is well: they leave the exit code at 0.
+
+Example:
+  tierline topology doctor topology/hotel.toml --amqp amqp://admin:secret@broker/production \\
+      --management http://admin:secret@broker:15672")]
+    Doctor {
+        #[command(flatten)]
+        input: Input,
+        #[command(flatten)]
+        broker: Broker,
+        #[command(flatten)]
+        management: Management,
+    },
+
+    /// Print the file as RabbitMQ definitions, with users and least permissions
+    #[command(after_help = "\
+The definitions are JSON for `rabbitmqctl import_definitions`. They have a user for publishers and
+one for the workers of each group, who may do what they need and declare nothing. The users have no
+password, so nobody can log in as them until `rabbitmqctl change_password` has given them one. An
+import takes the passwords of existing users away again: use --no-users from the second time on.
+
+Examples:
+  tierline topology export topology/hotel.toml > hotel.json && rabbitmqctl import_definitions hotel.json
+  tierline topology export topology/hotel.toml --no-users --vhost production
+  tierline topology export topology/hotel.toml --permissions")]
+    Export {
+        #[command(flatten)]
+        input: Input,
+        /// The virtual host
+        #[arg(long, value_name = "NAME", default_value = "/")]
+        vhost: String,
+        /// Leave out users and permissions
+        #[arg(long, conflicts_with = "permissions")]
+        no_users: bool,
+        /// Only the permissions, as commands for `rabbitmqctl`
+        #[arg(long)]
+        permissions: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -122,10 +167,13 @@ pub(crate) struct Management {
 }
 
 impl Topology {
-    pub(crate) fn json(&self) -> bool {
-        let (Topology::Check { input }
-        | Topology::Plan { input, .. }
-        | Topology::Apply { input, .. }) = self;
-        input.json
+    pub(crate) fn input(&self) -> &Input {
+        match self {
+            Topology::Check { input }
+            | Topology::Plan { input, .. }
+            | Topology::Apply { input, .. }
+            | Topology::Doctor { input, .. }
+            | Topology::Export { input, .. } => input,
+        }
     }
 }

@@ -12,7 +12,7 @@ use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
     let Command::Topology(command) = Arguments::parse().command;
-    let json = command.json();
+    let json = command.input().json;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

@@ -19,6 +19,16 @@ pub(crate) struct Output {
     pub(crate) is_well: bool,
 }
 
+impl Output {
+    pub(crate) fn well(text: String, json: Value) -> Self {
+        Self {
+            text,
+            json,
+            is_well: true,
+        }
+    }
+}
+
 pub(crate) fn print(output: &Output, json: bool) -> ExitCode {
     let printed = match json {
         true => write_json(&output.json),
@@ -59,6 +69,7 @@ fn code(error: &Error) -> u8 {
     match error {
         Error::BrokerUnreachable { .. }
         | Error::BrokerFailed { .. }
+        | Error::ManagementFailed { .. }
         | Error::LoginRefused { .. }
         | Error::VirtualHostRefused { .. } => BROKEN,
         _ => WRONG,

@@ -1,8 +1,9 @@
 //! `tierline topology …`: each subcommand is a call into the library.
 
 use serde_json::json;
-use tierline::broker::{Connection, apply};
+use tierline::broker::{Connection, Management, apply, apply_with, doctor, doctor_with};
 use tierline::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
+use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 
@@ -13,12 +14,11 @@ use crate::output::Output;
 const NAME: &str = "tierline command";
 
 pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
-    use arguments::Topology::{Apply, Check, Plan};
-    let (Check { input } | Plan { input, .. } | Apply { input, .. }) = &command;
-    let topology = Topology::load(&input.file)?;
+    use arguments::Topology as Command;
+    let topology = Topology::load(&command.input().file)?;
     match command {
-        Check { .. } => Ok(check(&topology)),
-        Plan {
+        Command::Check { .. } => Ok(check(&topology)),
+        Command::Plan {
             broker_version,
             broker,
             ..
@@ -28,44 +28,106 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
                 (None, Some(url)) => ask(&url).await?,
                 (None, None) => newest()?,
             };
-            plan(&topology, &capabilities)
+            let plan = Plan::new(&topology, &capabilities)?;
+            Ok(Output::well(plan.to_string(), json!(plan)))
         }
-        Apply { broker, .. } => {
-            let connection = Connection::open(&broker.amqp, NAME).await?;
-            let plan = tierline::topology::plan::Plan::new(&topology, connection.capabilities())?;
-            let applied = apply(&connection, &plan).await;
-            connection.close().await;
-            let applied = applied?;
-            Ok(Output {
-                text: applied.to_string(),
-                json: json!(applied),
-                is_well: true,
-            })
-        }
+        Command::Apply {
+            broker, management, ..
+        } => run_apply(&topology, &broker, &management).await,
+        Command::Doctor {
+            broker, management, ..
+        } => run_doctor(&topology, &broker, &management).await,
+        Command::Export {
+            vhost,
+            permissions: true,
+            ..
+        } => Ok(permissions(&topology, &vhost)),
+        Command::Export {
+            vhost, no_users, ..
+        } => export(&topology, &vhost, no_users),
     }
 }
 
 fn check(topology: &Topology) -> Output {
-    let (tiers, groups, tasks) = (
-        topology.tiers().len(),
-        topology.groups().len(),
-        topology.tasks().len(),
-    );
-    let app = topology.app();
-    Output {
-        text: format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks"),
-        json: json!({ "app": app, "tiers": tiers, "groups": groups, "tasks": tasks }),
-        is_well: true,
-    }
+    let (app, tiers) = (topology.app(), topology.tiers().len());
+    let (groups, tasks) = (topology.groups().len(), topology.tasks().len());
+    Output::well(
+        format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks"),
+        json!({ "app": app, "tiers": tiers, "groups": groups, "tasks": tasks }),
+    )
 }
 
-fn plan(topology: &Topology, capabilities: &Capabilities) -> Result<Output, Error> {
-    let plan = Plan::new(topology, capabilities)?;
-    Ok(Output {
-        text: plan.to_string(),
-        json: json!(plan),
-        is_well: true,
+async fn run_apply(
+    topology: &Topology,
+    broker: &arguments::Broker,
+    management: &arguments::Management,
+) -> Result<Output, Error> {
+    let management = management.open()?;
+    let connection = Connection::open(&broker.amqp, NAME).await?;
+    let plan = Plan::new(topology, connection.capabilities())?;
+    let applied = match &management {
+        Some(management) => apply_with(&connection, &plan, management).await,
+        None => apply(&connection, &plan).await,
+    };
+    connection.close().await;
+    applied.map(|applied| Output::well(applied.to_string(), json!(applied)))
+}
+
+async fn run_doctor(
+    topology: &Topology,
+    broker: &arguments::Broker,
+    management: &arguments::Management,
+) -> Result<Output, Error> {
+    let management = management.open()?;
+    let connection = Connection::open(&broker.amqp, NAME).await?;
+    let report = match &management {
+        Some(management) => doctor_with(&connection, topology, management).await,
+        None => doctor(&connection, topology).await,
+    };
+    connection.close().await;
+    report.map(|report| Output {
+        text: report.to_string(),
+        json: json!(report),
+        is_well: report.is_well(),
     })
+}
+
+fn export(topology: &Topology, vhost: &str, no_users: bool) -> Result<Output, Error> {
+    let plan = Plan::new(topology, &newest()?)?;
+    let mut definitions = Definitions::new(topology, &plan, vhost);
+    if no_users {
+        definitions.users.clear();
+        definitions.permissions.clear();
+    }
+    let json = json!(definitions);
+    Ok(Output::well(format!("{json:#}"), json))
+}
+
+fn permissions(topology: &Topology, vhost: &str) -> Output {
+    let permissions = least_permissions(topology, vhost);
+    let commands: Vec<String> = permissions.iter().map(set_permissions).collect();
+    Output::well(commands.join("\n"), json!(permissions))
+}
+
+/// The command for a shell.
+fn set_permissions(permission: &Permission) -> String {
+    let Permission {
+        user,
+        vhost,
+        configure,
+        write,
+        read,
+        ..
+    } = permission;
+    let words = [vhost, user, configure, write, read];
+    let quoted = words.map(|word| format!("'{}'", word.replace('\'', r"'\''")));
+    format!("rabbitmqctl set_permissions -p {}", quoted.join(" "))
+}
+
+impl arguments::Management {
+    fn open(&self) -> Result<Option<Management>, Error> {
+        self.management.as_deref().map(Management::new).transpose()
+    }
 }
 
 async fn ask(url: &str) -> Result<Capabilities, Error> {
@@ -75,7 +137,7 @@ async fn ask(url: &str) -> Result<Capabilities, Error> {
     Ok(capabilities)
 }
 
-/// No version since has had anything that a file can ask for.
+/// No version since has had anything more that a file can ask for.
 fn newest() -> Result<Capabilities, Error> {
     Capabilities::of(QUORUM_PRIORITIES_SINCE)
 }

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::Error;
 
@@ -108,15 +109,14 @@ impl fmt::Debug for Address {
 
 /// A name as one part of a URL's path.
 pub(super) fn percent_encoded(name: &str) -> String {
-    name.bytes()
-        .map(|byte| match byte {
-            byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => {
-                char::from(byte).to_string()
-            }
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
+    utf8_percent_encode(name, RESERVED).to_string()
 }
+
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,11 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::difference::{Difference, Mismatch, ObjectKind};
+#[cfg(feature = "management")]
+use super::doctor::{checks, snapshot::Snapshot};
 use super::lanes::{self, Answer, Refusal};
+#[cfg(feature = "management")]
+use super::management::Management;
 use super::operation::Operation;
 use crate::Error;
 use crate::topology::plan::Plan;
@@ -101,6 +105,32 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
         differences,
         applied,
     })))
+}
+
+/// Like [`apply`], but an [`Error::Mismatch`] has every argument that differs: the broker itself
+/// names one for each object, the management API knows them all.
+///
+/// # Errors
+/// As [`apply`]; if the management API fails, the mismatch is what the broker says.
+#[cfg(feature = "management")]
+pub async fn apply_with(
+    connection: &Connection,
+    plan: &Plan,
+    management: &Management,
+) -> Result<Applied, Error> {
+    let mut applied = apply(connection, plan).await;
+    if let Err(Error::Mismatch(mismatch)) = &mut applied
+        && let Ok(snapshot) = Snapshot::complete(connection, management).await
+    {
+        for seen in checks::differences(plan, &snapshot) {
+            let said = mismatch.differences.iter_mut();
+            let mut said = said.filter(|said| said.kind == seen.kind && said.name == seen.name);
+            if let Some(said) = said.next() {
+                *said = seen;
+            }
+        }
+    }
+    applied
 }
 
 /// How many of the operations succeeded; adds what differs to `differences`.

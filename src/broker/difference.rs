@@ -1,11 +1,14 @@
 //! What is on the broker otherwise than in the file.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::apply::Applied;
-use crate::topology::plan::Plan;
+use super::doctor::snapshot::shown;
+use crate::topology::plan::{Arguments, Plan};
 
 /// What exists on the broker with other arguments than the file's, and cannot be changed there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -71,6 +74,31 @@ impl Difference {
 }
 
 impl Change {
+    /// What differs between the arguments of a declaration and those that the broker has.
+    pub(super) fn between(file: &Arguments, broker: &serde_json::Map<String, Value>) -> Vec<Self> {
+        let names: BTreeSet<&String> = file.keys().chain(broker.keys()).collect();
+        names
+            .into_iter()
+            .filter_map(|name| {
+                let file = file.get(name).map(ToString::to_string);
+                let broker = broker.get(name).map(shown);
+                Self::if_any(name, file, broker)
+            })
+            .collect()
+    }
+
+    pub(super) fn if_any(
+        argument: &str,
+        file: Option<String>,
+        broker: Option<String>,
+    ) -> Option<Self> {
+        (file != broker).then(|| Self {
+            argument: argument.to_owned(),
+            file,
+            broker,
+        })
+    }
+
     /// Reads `inequivalent arg 'A' for queue 'Q' in vhost 'V': received R but current is C`.
     fn from_refusal(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("inequivalent arg '")?;
@@ -144,7 +172,7 @@ impl fmt::Display for Mismatch {
         for difference in &self.differences {
             writeln!(out, "{difference}")?;
         }
-        write!(out, "nothing was deleted or changed; {}", self.applied)
+        write!(out, "nothing was deleted; {}", self.applied)
     }
 }
 

@@ -4,11 +4,17 @@ mod address;
 mod apply;
 mod connection;
 mod difference;
+mod doctor;
 mod greeting;
 mod lanes;
+#[cfg(feature = "management")]
+mod management;
 mod operation;
 
 pub use address::Address;
 pub use apply::{Applied, apply};
 pub use connection::Connection;
 pub use difference::{Change, Difference, Mismatch, ObjectKind};
+pub use doctor::{Finding, Report, Severity, doctor};
+#[cfg(feature = "management")]
+pub use {apply::apply_with, doctor::doctor_with, management::Management};

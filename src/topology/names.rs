@@ -40,6 +40,15 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// Whether `queue` is the tier's queue, of any generation.
+    pub(crate) fn is_generation_of(&self, tier: &Tier, queue: &str) -> bool {
+        let first = self.generation(&tier.name, 1);
+        queue.strip_prefix(&first).is_some_and(|rest| {
+            let number = rest.strip_prefix(".g").map(str::parse::<u32>);
+            rest.is_empty() || matches!(number, Some(Ok(_)))
+        })
+    }
+
     /// `{app}.{tier}.dlx`: the exchange for what a tier gives up.
     pub fn dead_letter_exchange(&self, tier: &str) -> String {
         format!("{}.{tier}.dlx", self.app)

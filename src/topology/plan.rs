@@ -120,7 +120,7 @@ pub struct Binding {
 }
 
 /// What a binding leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DestinationType {
     /// A queue.

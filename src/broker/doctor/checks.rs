@@ -1,0 +1,207 @@
+//! The checks of exchanges, queues, bindings, tiers and the broker's version.
+
+use std::collections::BTreeSet;
+
+use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
+use super::{Finding, Severity};
+use crate::Topology;
+use crate::broker::difference::{Change, Difference, ObjectKind};
+use crate::topology::QueueType;
+use crate::topology::capabilities::Capabilities;
+use crate::topology::plan::Plan;
+
+/// All but the policies and the version.
+pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+    let mut findings = missing(plan, snapshot);
+    findings.extend(differences(plan, snapshot).iter().map(different));
+    findings.extend(bindings(plan, snapshot));
+    findings.extend(leftovers(topology, plan, snapshot));
+    findings.extend(classic_in_cluster(topology, snapshot));
+    findings.extend(idle_tiers(topology, snapshot));
+    findings
+}
+
+/// What the broker's version is known for.
+pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding> {
+    let object = format!("RabbitMQ {}", capabilities.version);
+    capabilities.traps().into_iter().map(move |trap| Finding {
+        severity: Severity::Note,
+        object: object.clone(),
+        what: trap.to_owned(),
+        help: String::new(),
+    })
+}
+
+/// Everything that exists with other arguments than the plan's.
+pub(in crate::broker) fn differences(plan: &Plan, snapshot: &Snapshot) -> Vec<Difference> {
+    let durable = |file: bool, broker: bool| {
+        Change::if_any("durable", Some(file.to_string()), Some(broker.to_string()))
+    };
+    let exchanges = plan.exchanges.iter().filter_map(|exchange| {
+        let found = snapshot.exchanges.get(&exchange.name)?.as_ref()?;
+        let kind = exchange.kind.as_str().to_owned();
+        let mut changes = Change::between(&exchange.arguments, &found.arguments);
+        changes.extend(Change::if_any("type", Some(kind), Some(found.kind.clone())));
+        changes.extend(durable(exchange.durable, found.durable));
+        Some((ObjectKind::Exchange, &exchange.name, changes))
+    });
+    let queues = plan.queues.iter().filter_map(|queue| {
+        let found = snapshot.queues.get(&queue.name)?.details.as_ref()?;
+        let mut changes = Change::between(&queue.arguments, &found.arguments);
+        changes.extend(durable(queue.durable, found.durable));
+        Some((ObjectKind::Queue, &queue.name, changes))
+    });
+    exchanges
+        .chain(queues)
+        .filter(|(_, _, changes)| !changes.is_empty())
+        .map(|(kind, name, changes)| Difference::new(plan, kind, name, changes))
+        .collect()
+}
+
+fn different(difference: &Difference) -> Finding {
+    let changes: Vec<_> = difference.changes.iter().map(ToString::to_string).collect();
+    Finding {
+        severity: Severity::Error,
+        object: format!("{} {}", difference.kind, difference.name),
+        what: format!("has other arguments: {}", changes.join("; ")),
+        help: difference.help.clone(),
+    }
+}
+
+fn missing(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+    let exchanges = plan.exchanges.iter().map(|exchange| &exchange.name);
+    let exchanges = exchanges.filter(|name| !snapshot.exchanges.contains_key(*name));
+    let queues = plan.queues.iter().map(|queue| &queue.name);
+    let queues = queues.filter(|name| !snapshot.queues.contains_key(*name));
+    exchanges
+        .map(|name| (ObjectKind::Exchange, name))
+        .chain(queues.map(|name| (ObjectKind::Queue, name)))
+        .map(|(kind, name)| Finding {
+            severity: Severity::Error,
+            object: format!("{kind} {name}"),
+            what: "is in the file and not on the broker".to_owned(),
+            help: "apply the file".to_owned(),
+        })
+        .collect()
+}
+
+fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+    let Some(found) = &snapshot.bindings else {
+        return Vec::new();
+    };
+    let planned: BTreeSet<FoundBinding> = plan.bindings.iter().map(FoundBinding::from).collect();
+    let sources: BTreeSet<&str> = plan
+        .exchanges
+        .iter()
+        .map(|exchange| exchange.name.as_str())
+        .collect();
+    let missing = planned.difference(found).map(|binding| Finding {
+        severity: Severity::Error,
+        object: shown(binding),
+        what: "is in the file and not on the broker".to_owned(),
+        help: "apply the file".to_owned(),
+    });
+    let extra = found
+        .difference(&planned)
+        .filter(|binding| sources.contains(binding.source.as_str()))
+        .map(|binding| Finding {
+            severity: Severity::Error,
+            object: shown(binding),
+            what: "is on the broker and not in the file, so messages are copied or go astray"
+                .to_owned(),
+            help: "unbind it by hand".to_owned(),
+        });
+    missing.chain(extra).collect()
+}
+
+fn shown(binding: &FoundBinding) -> String {
+    let FoundBinding {
+        source,
+        destination,
+        routing_key,
+        ..
+    } = binding;
+    format!("binding of {destination} to {source} with the key {routing_key:?}")
+}
+
+/// What belongs to the app and is not in the file any more.
+fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+    // App names have no dots: no other app has names that begin so.
+    let prefix = format!("{}.", plan.app);
+    let exchanges: BTreeSet<&String> = plan
+        .exchanges
+        .iter()
+        .map(|exchange| &exchange.name)
+        .collect();
+    let queues: BTreeSet<&String> = plan.queues.iter().map(|queue| &queue.name).collect();
+    let exchanges = snapshot
+        .exchanges
+        .keys()
+        .filter(|name| name.starts_with(&prefix) && !exchanges.contains(name))
+        .map(|name| Finding {
+            severity: Severity::Warning,
+            object: format!("exchange {name}"),
+            what: "is no longer in the file".to_owned(),
+            help: "make sure that nothing publishes to it, and delete it by hand".to_owned(),
+        });
+    let queues = snapshot
+        .queues
+        .iter()
+        .filter(|(name, _)| name.starts_with(&prefix) && !queues.contains(name))
+        .map(|(name, queue)| leftover_queue(topology, name, queue));
+    exchanges.chain(queues).collect()
+}
+
+fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Finding {
+    let names = topology.names();
+    let tier = topology
+        .tiers()
+        .iter()
+        .find(|tier| names.is_generation_of(tier, name));
+    let what = match tier {
+        Some(tier) => format!("is another generation of the tier {:?}", tier.name),
+        None => "is no longer in the file".to_owned(),
+    };
+    let help = match queue.messages {
+        0 => "nothing waits in it: delete it by hand",
+        _ => "let its messages be worked off, then delete it by hand",
+    };
+    Finding {
+        severity: Severity::Warning,
+        object: format!("queue {name}"),
+        what: format!("{what} and holds {} messages", queue.messages),
+        help: help.to_owned(),
+    }
+}
+
+fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
+    let nodes = snapshot.nodes.unwrap_or(1);
+    let classic = |tier: &&crate::topology::Tier| tier.queue == QueueType::Classic && nodes > 1;
+    let tiers = topology.tiers().iter().filter(classic);
+    tiers
+        .map(|tier| Finding {
+            severity: Severity::Warning,
+            object: format!("tier {}", tier.name),
+            what: format!("is a classic queue, on one of the cluster's {nodes} nodes only: it stops when that node does"),
+            help: "accept that, or give the tier queue = \"quorum\" and its next generation".to_owned(),
+        })
+        .collect()
+}
+
+fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
+    let names = topology.names();
+    let idle = |tier: &crate::topology::Tier| {
+        let queue = snapshot.queues.get(&names.queue(tier))?;
+        let (severity, waiting) = match queue.messages {
+            0 => (Severity::Note, String::new()),
+            messages => (Severity::Warning, format!(", and {messages} messages wait")),
+        };
+        (queue.consumers == 0).then(|| Finding {
+            severity,
+            object: format!("tier {}", tier.name),
+            what: format!("nobody works on it{waiting}"),
+            help: "start workers of its group".to_owned(),
+        })
+    };
+    topology.tiers().iter().filter_map(idle).collect()
+}

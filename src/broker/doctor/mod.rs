@@ -1,0 +1,185 @@
+//! Compares the file with the live broker, and says what to do about each difference.
+
+pub(super) mod checks;
+mod policies;
+pub(super) mod snapshot;
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::connection::Connection;
+#[cfg(feature = "management")]
+use super::management::Management;
+use crate::topology::plan::Plan;
+use crate::{Error, Topology};
+use snapshot::Snapshot;
+
+/// What the doctor found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The gravest first.
+    pub findings: Vec<Finding>,
+    /// What could not be checked, and why.
+    pub not_checked: Vec<String>,
+}
+
+/// One finding, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How grave it is.
+    pub severity: Severity,
+    /// What it is about, such as `queue hotel.critical`.
+    pub object: String,
+    /// What was found.
+    pub what: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+/// How grave a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing, and part of a broker that is well: a tier that nobody works on yet, a trap of
+    /// the broker's version.
+    Note,
+    /// It works, and something is not as it should be.
+    Warning,
+    /// Messages will be refused, lost, late, or worked on twice.
+    Error,
+}
+
+impl Report {
+    /// Whether there is nothing to mend: notes at most.
+    pub fn is_well(&self) -> bool {
+        let findings = self.findings.iter();
+        findings.map(|finding| finding.severity).max() <= Some(Severity::Note)
+    }
+}
+
+/// Compares `topology` with the broker, with AMQP alone: whether everything is there, and who
+/// works on it. [`doctor_with`] sees more.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tierline::Error> {
+/// use tierline::broker::{Connection, doctor};
+///
+/// let topology = tierline::Topology::load("topology/hotel.toml")?;
+/// let connection = Connection::open("amqp://localhost", "doctor").await?;
+/// let report = doctor(&connection, &topology).await?;
+/// println!("{report}");
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Error::UnsupportedPriorities`], and [`Error::BrokerFailed`] if the connection is lost.
+pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Report, Error> {
+    let plan = Plan::new(topology, connection.capabilities())?;
+    let snapshot = Snapshot::over_amqp(connection, &plan).await?;
+    Ok(examine(connection, topology, &plan, &snapshot))
+}
+
+/// Compares `topology` with the broker, with AMQP and the management API: arguments, bindings,
+/// policies, nodes, and what the file no longer has.
+///
+/// # Errors
+/// As [`doctor`], and [`Error::ManagementFailed`].
+#[cfg(feature = "management")]
+pub async fn doctor_with(
+    connection: &Connection,
+    topology: &Topology,
+    management: &Management,
+) -> Result<Report, Error> {
+    let plan = Plan::new(topology, connection.capabilities())?;
+    let snapshot = Snapshot::complete(connection, management).await?;
+    Ok(examine(connection, topology, &plan, &snapshot))
+}
+
+fn examine(
+    connection: &Connection,
+    topology: &Topology,
+    plan: &Plan,
+    snapshot: &Snapshot,
+) -> Report {
+    let mut findings = checks::all(topology, plan, snapshot);
+    findings.extend(policies::check(plan, snapshot));
+    findings.extend(checks::traps(connection.capabilities()));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Report {
+        findings,
+        not_checked: not_checked(snapshot),
+    }
+}
+
+fn not_checked(snapshot: &Snapshot) -> Vec<String> {
+    let mut missing = Vec::new();
+    if snapshot.bindings.is_none() {
+        missing.push(
+            "arguments, bindings, policies, the number of nodes, and what is no longer in the \
+             file: give the URL of the management API",
+        );
+    } else if snapshot.nodes.is_none() {
+        missing.push(
+            "the number of nodes: give the user of the management API the tag \"monitoring\"",
+        );
+    }
+    missing.push(
+        "the broker's ack timeout against the time limits of the handlers: only the app's own \
+         process knows these",
+    );
+    missing.into_iter().map(str::to_owned).collect()
+}
+
+/// The findings, what was not checked, and a line that sums up.
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(out, "{finding}")?;
+        }
+        for what in &self.not_checked {
+            writeln!(out, "not checked: {what}")?;
+        }
+        let count = |severity| {
+            let findings = self.findings.iter();
+            findings
+                .filter(|finding| finding.severity == severity)
+                .count()
+        };
+        write!(
+            out,
+            "{} errors, {} warnings, {} notes",
+            count(Severity::Error),
+            count(Severity::Warning),
+            count(Severity::Note)
+        )
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding {
+            severity,
+            object,
+            what,
+            help,
+        } = self;
+        write!(out, "{severity}: {object}: {what}")?;
+        match help.is_empty() {
+            true => Ok(()),
+            false => write!(out, "\n    help: {help}"),
+        }
+    }
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        })
+    }
+}

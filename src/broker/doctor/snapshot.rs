@@ -1,0 +1,254 @@
+//! What is on a broker, as far as it could be seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use crate::Error;
+use crate::broker::connection::Connection;
+use crate::broker::lanes::{self, Refusal};
+#[cfg(feature = "management")]
+use crate::broker::management::Management;
+use crate::broker::operation::Operation;
+use crate::topology::plan::{Binding, DestinationType, Plan};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What is on the broker. What could not be seen is `None`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) exchanges: BTreeMap<String, Option<ExchangeDetails>>,
+    pub(crate) queues: BTreeMap<String, FoundQueue>,
+    pub(crate) bindings: Option<BTreeSet<FoundBinding>>,
+    pub(crate) nodes: Option<usize>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ExchangeDetails {
+    pub(crate) kind: String,
+    pub(crate) durable: bool,
+    pub(crate) arguments: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FoundQueue {
+    pub(crate) messages: u32,
+    pub(crate) consumers: u32,
+    pub(crate) details: Option<QueueDetails>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct QueueDetails {
+    pub(crate) durable: bool,
+    pub(crate) arguments: Map<String, Value>,
+    pub(crate) policies: Vec<String>,
+    /// What the policies say together.
+    pub(crate) policy: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FoundBinding {
+    pub(crate) source: String,
+    pub(crate) destination: String,
+    pub(crate) destination_type: DestinationType,
+    pub(crate) routing_key: String,
+    pub(crate) arguments: BTreeMap<String, String>,
+}
+
+/// A value as text, without the quotes of JSON.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl From<&Binding> for FoundBinding {
+    fn from(binding: &Binding) -> Self {
+        Self {
+            source: binding.source.clone(),
+            destination: binding.destination.clone(),
+            destination_type: binding.destination_type,
+            routing_key: binding.routing_key.clone(),
+            arguments: binding
+                .arguments
+                .iter()
+                .map(|(name, value)| (name.clone(), value.to_string()))
+                .collect(),
+        }
+    }
+}
+
+impl Snapshot {
+    /// What can be seen of the plan's objects with AMQP alone: whether they are there.
+    pub(crate) async fn over_amqp(connection: &Connection, plan: &Plan) -> Result<Self, Error> {
+        let exchanges = plan.exchanges.iter().map(|exchange| exchange.name.as_str());
+        let queues = plan.queues.iter().map(|queue| queue.name.as_str());
+        let mut snapshot = Self::default();
+        snapshot
+            .find_exchanges(connection, exchanges.collect())
+            .await?;
+        snapshot.count(connection, queues.collect()).await?;
+        Ok(snapshot)
+    }
+
+    /// All that is to be seen of the virtual host.
+    #[cfg(feature = "management")]
+    pub(crate) async fn complete(
+        connection: &Connection,
+        management: &Management,
+    ) -> Result<Self, Error> {
+        let mut snapshot = Self::over_management(connection, management).await?;
+        // The management API knows them as of some seconds ago.
+        let names: Vec<String> = snapshot.queues.keys().cloned().collect();
+        snapshot
+            .count(connection, names.iter().map(String::as_str).collect())
+            .await?;
+        Ok(snapshot)
+    }
+
+    async fn find_exchanges(
+        &mut self,
+        connection: &Connection,
+        names: Vec<&str>,
+    ) -> Result<(), Error> {
+        let operations: Vec<_> = names
+            .iter()
+            .map(|name| Operation::FindExchange(name))
+            .collect();
+        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
+        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+            match answer {
+                Ok(_) => _ = self.exchanges.insert((*name).to_owned(), None),
+                Err(refusal) => not_found(connection, operation, &refusal)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the messages and consumers of these queues, and drops those that are not there.
+    async fn count(&mut self, connection: &Connection, names: Vec<&str>) -> Result<(), Error> {
+        let operations: Vec<_> = names
+            .iter()
+            .map(|name| Operation::FindQueue(name))
+            .collect();
+        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
+        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+            match answer {
+                Ok(counts) => {
+                    let queue = self.queues.entry((*name).to_owned()).or_default();
+                    queue.messages = counts.messages;
+                    queue.consumers = counts.consumers;
+                }
+                Err(refusal) => {
+                    not_found(connection, operation, &refusal)?;
+                    self.queues.remove(*name);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn not_found(
+    connection: &Connection,
+    operation: &Operation<'_>,
+    refusal: &Refusal,
+) -> Result<(), Error> {
+    match refusal.code {
+        Refusal::NOT_FOUND => Ok(()),
+        _ => Err(Error::OperationRefused {
+            tried: format!("{operation} on {}", connection.address()).into(),
+            cause: refusal.text.as_str().into(),
+        }),
+    }
+}
+
+#[cfg(feature = "management")]
+mod management {
+    use super::*;
+
+    const QUEUE: &str =
+        "name,durable,arguments,policy,operator_policy,effective_policy_definition,exclusive";
+    const EXCHANGE: &str = "name,type,durable,arguments";
+    const BINDING: &str = "source,destination,destination_type,routing_key,arguments";
+
+    impl Snapshot {
+        pub(super) async fn over_management(
+            connection: &Connection,
+            management: &Management,
+        ) -> Result<Self, Error> {
+            let virtual_host = connection.address().virtual_host();
+            let exchanges = management.list("exchanges", virtual_host, EXCHANGE).await?;
+            let queues = management.list("queues", virtual_host, QUEUE).await?;
+            let bindings = management.list("bindings", virtual_host, BINDING).await?;
+            Ok(Self {
+                exchanges: exchanges.iter().map(exchange).collect(),
+                queues: queues
+                    .iter()
+                    // The broker lets nobody but their owner look at them, and none is ours.
+                    .filter(|queue| queue["exclusive"] != true)
+                    .map(queue)
+                    .collect(),
+                bindings: Some(bindings.iter().map(binding).collect()),
+                // Seen by users with the tag `monitoring` only.
+                nodes: management.nodes().await.ok().map(|nodes| nodes.len()),
+            })
+        }
+    }
+
+    fn exchange(value: &Value) -> (String, Option<ExchangeDetails>) {
+        let details = ExchangeDetails {
+            kind: text(&value["type"]),
+            durable: value["durable"] == true,
+            arguments: map(&value["arguments"]),
+        };
+        (text(&value["name"]), Some(details))
+    }
+
+    fn queue(value: &Value) -> (String, FoundQueue) {
+        let policies = [&value["policy"], &value["operator_policy"]];
+        let details = QueueDetails {
+            durable: value["durable"] == true,
+            arguments: map(&value["arguments"]),
+            policies: policies
+                .into_iter()
+                .map(text)
+                .filter(|policy| !policy.is_empty())
+                .collect(),
+            policy: map(&value["effective_policy_definition"]),
+        };
+        let queue = FoundQueue {
+            details: Some(details),
+            ..FoundQueue::default()
+        };
+        (text(&value["name"]), queue)
+    }
+
+    fn binding(value: &Value) -> FoundBinding {
+        FoundBinding {
+            source: text(&value["source"]),
+            destination: text(&value["destination"]),
+            destination_type: match value["destination_type"] == "exchange" {
+                true => DestinationType::Exchange,
+                false => DestinationType::Queue,
+            },
+            routing_key: text(&value["routing_key"]),
+            arguments: map(&value["arguments"])
+                .iter()
+                .map(|(name, value)| (name.clone(), shown(value)))
+                .collect(),
+        }
+    }
+
+    fn text(value: &Value) -> String {
+        value.as_str().unwrap_or_default().to_owned()
+    }
+
+    /// RabbitMQ writes an empty object as an empty list here and there.
+    fn map(value: &Value) -> Map<String, Value> {
+        value.as_object().cloned().unwrap_or_default()
+    }
+}

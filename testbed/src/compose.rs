@@ -43,7 +43,8 @@ impl Compose {
                 .args(["compose", "--project-name", &project, "--file"])
                 .arg(file)
                 .args(arguments)
-                .env("TIERLINE_PORT", port.number().to_string())
+                .env("TIERLINE_AMQP_PORT", port.number().to_string())
+                .env("TIERLINE_POSTGRES_PORT", port.number().to_string())
                 .env("TIERLINE_MANAGEMENT_PORT", management.number().to_string());
             command
         };

@@ -1,7 +1,6 @@
 //! What the testbed does to brokers, seen through an ordinary client.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-use std::ops::Deref;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -186,31 +185,14 @@ async fn connect(url: &str) -> lapin::Result<Connection> {
     Connection::connect(url, ConnectionProperties::default()).await
 }
 
-/// A channel together with its connection, which ends when it is dropped.
-struct Client {
-    _connection: Connection,
-    channel: Channel,
-}
-
-impl Deref for Client {
-    type Target = Channel;
-
-    fn deref(&self) -> &Channel {
-        &self.channel
-    }
-}
-
-async fn open(url: &str) -> Client {
+async fn open(url: &str) -> Channel {
     let connection = connect(url).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     channel
         .confirm_select(ConfirmSelectOptions::default())
         .await
         .unwrap();
-    Client {
-        _connection: connection,
-        channel,
-    }
+    channel
 }
 
 async fn declare(channel: &Channel, queue: &str, kind: &str) {

@@ -7,7 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::sync::Mutex;
 
 use crate::process;
 
@@ -38,14 +37,11 @@ pub(crate) async fn packages(names: &[&str]) -> Result<()> {
     let names_shown = names.join(" and ");
     if !on_path("apt-get") || !is_root() {
         bail!(
-            "{names_shown} is missing and cannot be installed from here: install it with the \
-             package manager of this system, or set AMQP_URL and DATABASE_URL to servers that are \
-             running"
+            "this machine lacks {names_shown}, and installing from here needs root on Debian or \
+             Ubuntu: install with the system's package manager, or start Docker, or set AMQP_URL \
+             and DATABASE_URL to servers that are running"
         );
     }
-    // apt refuses to run beside itself.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-    let _alone = ONE_AT_A_TIME.lock().await;
     eprintln!("installing {names_shown} with apt-get (no service is started or enabled)");
     let enabled_before: Vec<bool> = SERVICES.iter().map(|name| is_enabled(name)).collect();
     let policy = NoStart::begin()?;

@@ -219,9 +219,7 @@ pub enum Error {
     },
 
     /// A span of time was given as text that cannot be read.
-    #[error(
-        "cannot read {text:?} as a span of time ({problem}); write for example \"20s\" or \"10m\""
-    )]
+    #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
         /// The text.
         text: Box<str>,

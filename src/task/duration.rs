@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::topology::parse_duration;
 
 /// A span of time: a [`Duration`], or text such as `"20s"`, `"10m"` or `"1h 30m"`.
 ///
@@ -33,16 +34,10 @@ impl IntoDuration for Duration {
 
 impl IntoDuration for &str {
     fn into_duration(self) -> Result<Duration, Error> {
-        let refused = |problem: &str| Error::InvalidDuration {
+        parse_duration(self).map_err(|problem| Error::InvalidDuration {
             text: self.into(),
             problem: problem.into(),
-        };
-        // "5M" would be five months, and nobody who writes it for a task means that.
-        let mut units = self.split(|character: char| !character.is_alphabetic());
-        if units.any(|unit| unit == "M" || unit.starts_with("mon") || unit.starts_with('y')) {
-            return Err(refused("months and years have no fixed length"));
-        }
-        humantime::parse_duration(self).map_err(|problem| refused(&problem.to_string()))
+        })
     }
 }
 

@@ -63,6 +63,7 @@ pub use group::{Group, Order};
 pub use names::Names;
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
+pub(crate) use units::parse_duration;
 
 use crate::Error;
 use file::Content;

@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::names::is_plain;
 use super::source::Source;
-use super::units::{parse_duration, parse_size, show_duration, show_size};
+use super::units::{parse_milliseconds, parse_size, show_duration, show_size};
 
 /// A key or value together with its place in the file.
 pub(super) type At<T> = Spanned<T>;
@@ -145,7 +145,7 @@ impl<'f> Reader<'f> {
             key,
             range,
             ("a duration", "5s"),
-            parse_duration,
+            parse_milliseconds,
             show_duration,
         )
     }

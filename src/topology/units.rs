@@ -2,18 +2,25 @@
 
 use std::time::Duration;
 
-/// A duration in the file: numbers with units, from `ms` to `d`, such as `"100ms"` or `"1h30m"`.
-///
-/// Whole milliseconds only, because that is what the broker counts in.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
-    // "5M" would be five months, and nobody who writes it for a tier means that.
+/// A duration in the file, in whole milliseconds, because that is what the broker counts in.
+pub(super) fn parse_milliseconds(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    if duration.subsec_nanos() % 1_000_000 != 0 {
+        return Err("the broker counts in milliseconds; round it to 1ms".to_owned());
+    }
+    Ok(duration)
+}
+
+/// Numbers with units, from `ms` to `d`, such as `"100ms"` or `"1h30m"`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    // "5M" would be five months, and nobody who writes it here means that.
     let mut units = text.split(|c: char| !c.is_alphabetic());
     if units.any(|unit| unit == "M" || unit.starts_with("mon") || unit.starts_with('y')) {
         return Err(
             "months and years have no fixed length; write m for minutes, d for days".to_owned(),
         );
     }
-    let duration = humantime::parse_duration(text).map_err(|error| match error {
+    humantime::parse_duration(text).map_err(|error| match error {
         humantime::DurationError::UnknownUnit { unit, value, .. } if !unit.is_empty() => {
             format!("{unit:?} is no unit; write {value} with ms, s, m, h or d")
         }
@@ -21,11 +28,7 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
             format!("the unit is missing; write \"{value}ms\", \"{value}s\", \"{value}m\", \"{value}h\" or \"{value}d\"")
         }
         _ => "write numbers with units, such as \"100ms\", \"5s\", \"1h30m\" or \"30d\"".to_owned(),
-    })?;
-    if duration.subsec_nanos() % 1_000_000 != 0 {
-        return Err("the broker counts in milliseconds; round it to 1ms".to_owned());
-    }
-    Ok(duration)
+    })
 }
 
 /// A duration as the file would write it.
@@ -132,7 +135,7 @@ mod tests {
     #[test]
     fn a_part_of_a_millisecond_is_refused() {
         assert!(
-            parse_duration("1500us")
+            parse_milliseconds("1500us")
                 .unwrap_err()
                 .contains("milliseconds")
         );

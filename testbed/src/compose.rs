@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Result};
 
 use crate::folder::Folder;
 use crate::guard::End;
@@ -25,14 +25,15 @@ pub(crate) struct Compose {
 }
 
 impl Compose {
-    /// Starts `service`. `missing` says why it is needed, and is the error where Docker is not
-    /// there either.
-    pub(crate) async fn start(file: &Path, service: &str, missing: Error) -> Result<Compose> {
+    /// Whether Docker is there, and its engine runs.
+    pub(crate) async fn is_there() -> bool {
         let mut ask = Command::new("docker");
         ask.args(["compose", "ls"]);
-        if process::run(ask, ASK_LIMIT).await.is_err() {
-            return Err(missing);
-        }
+        process::run(ask, ASK_LIMIT).await.is_ok()
+    }
+
+    /// Starts `service` of the compose file.
+    pub(crate) async fn start(file: &Path, service: &str) -> Result<Compose> {
         eprintln!("starting {service} with docker compose");
         let (port, management) = (Port::reserve()?, Port::reserve()?);
         let folder = Folder::create("compose")?;
@@ -43,7 +44,8 @@ impl Compose {
                 .args(["compose", "--project-name", &project, "--file"])
                 .arg(file)
                 .args(arguments)
-                .env("TIERLINE_PORT", port.number().to_string())
+                .env("TIERLINE_AMQP_PORT", port.number().to_string())
+                .env("TIERLINE_POSTGRES_PORT", port.number().to_string())
                 .env("TIERLINE_MANAGEMENT_PORT", management.number().to_string());
             command
         };

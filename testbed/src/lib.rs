@@ -24,7 +24,7 @@ mod url;
 pub use folder::{KEEP, wait_until_clean};
 pub use postgres::{Database, Postgres};
 pub use process::Foreground;
-pub use rabbitmq::{Broker, Cluster, Node, Plugins, QueueInfo, Release, Vhost, WHICH};
+pub use rabbitmq::{Broker, Cluster, Node, Plugins, QueueInfo, Release, Vhost, WHICH, depth};
 pub use servers::Servers;
 pub use shared::{
     AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, database, management_url, vhost,

@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::guard::{self, End};
 
-/// How long a dropped server may take to end by itself.
-const DROP_LIMIT: Duration = Duration::from_secs(5);
+/// How long a dropped process may take to end by itself. A package manager that is cut off leaves
+/// the machine worse than it was.
+const DROP_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running server. Dropped, it is killed.
 #[derive(Debug)]
@@ -140,7 +141,12 @@ impl Foreground {
 }
 
 /// Runs a short command to its end, at most `limit`, and gives its standard output.
-pub(crate) async fn run(mut command: Command, limit: Duration) -> Result<String> {
+pub(crate) async fn run(command: Command, limit: Duration) -> Result<String> {
+    run_ending(command, limit, End::Kill).await
+}
+
+/// Like [`run`], for a command that must not be killed where it stands.
+pub(crate) async fn run_ending(mut command: Command, limit: Duration, end: End) -> Result<String> {
     let shown = format!("{command:?}");
     let mut child = command
         .stdin(Stdio::null())
@@ -150,7 +156,7 @@ pub(crate) async fn run(mut command: Command, limit: Duration) -> Result<String>
         .spawn()
         .with_context(|| format!("could not run {shown}"))?;
     let id = child.id();
-    guard::watch(id, End::Kill)?;
+    guard::watch(id, end)?;
     // Reading on threads of their own: a full pipe must not stop the command.
     let stdout = child.stdout.take().map(read_all);
     let stderr = child.stderr.take().map(read_all);
@@ -158,7 +164,7 @@ pub(crate) async fn run(mut command: Command, limit: Duration) -> Result<String>
         name: shown.clone(),
         child,
         output: PathBuf::new(),
-        end: End::Kill,
+        end,
     };
     let status = process.ended(limit).await?;
     let stdout = stdout

@@ -7,17 +7,20 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::sync::Mutex;
 
+use crate::guard::End;
 use crate::process;
 
-/// The services that the packages we install would start and enable on an ordinary Debian.
-const SERVICES: [&str; 4] = [
+/// The units that the packages we install would start and enable on an ordinary Debian.
+const UNITS: [&str; 4] = [
     "rabbitmq-server.service",
     "postgresql.service",
     "epmd.service",
     "epmd.socket",
 ];
+
+/// The same for a Debian without systemd.
+const INIT_SCRIPTS: [&str; 2] = ["rabbitmq-server", "postgresql"];
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
@@ -38,16 +41,17 @@ pub(crate) async fn packages(names: &[&str]) -> Result<()> {
     let names_shown = names.join(" and ");
     if !on_path("apt-get") || !is_root() {
         bail!(
-            "{names_shown} is missing and cannot be installed from here: install it with the \
-             package manager of this system, or set AMQP_URL and DATABASE_URL to servers that are \
-             running"
+            "this machine lacks {names_shown}, and installing from here needs root on Debian or \
+             Ubuntu: install with the system's package manager, or start Docker, or set AMQP_URL \
+             and DATABASE_URL to servers that are running"
         );
     }
-    // apt refuses to run beside itself.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-    let _alone = ONE_AT_A_TIME.lock().await;
     eprintln!("installing {names_shown} with apt-get (no service is started or enabled)");
-    let enabled_before: Vec<bool> = SERVICES.iter().map(|name| is_enabled(name)).collect();
+    let units_before: Vec<&str> = UNITS.into_iter().filter(|name| is_enabled(name)).collect();
+    let scripts_before: Vec<&str> = INIT_SCRIPTS
+        .into_iter()
+        .filter(|name| has_script(name))
+        .collect();
     let policy = NoStart::begin()?;
 
     let installed = match install(names).await {
@@ -59,14 +63,14 @@ pub(crate) async fn packages(names: &[&str]) -> Result<()> {
         },
     };
 
-    for (name, was_enabled) in SERVICES.iter().zip(enabled_before) {
-        if !was_enabled && is_enabled(name) {
-            let mut command = Command::new("systemctl");
-            command.args(["disable", "--now", name]);
-            // Without systemd running there is nothing to stop, and disabling still works.
-            if let Err(error) = process::run(command, Duration::from_secs(60)).await {
-                eprintln!("could not disable {name}: {error:#}");
-            }
+    for unit in UNITS {
+        if !units_before.contains(&unit) && is_enabled(unit) {
+            disable("systemctl", &["disable", "--now", unit]).await;
+        }
+    }
+    for script in INIT_SCRIPTS {
+        if !scripts_before.contains(&script) && has_script(script) && !on_path("systemctl") {
+            disable("update-rc.d", &[script, "disable"]).await;
         }
     }
     drop(policy);
@@ -85,9 +89,8 @@ async fn apt(arguments: &[&str]) -> Result<()> {
         .args(["-o", "DPkg::Lock::Timeout=120"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive");
-    process::run(command, Duration::from_secs(600))
-        .await
-        .map(|_| ())
+    process::run_ending(command, Duration::from_secs(600), End::Terminate).await?;
+    Ok(())
 }
 
 fn is_enabled(service: &str) -> bool {
@@ -95,6 +98,18 @@ fn is_enabled(service: &str) -> bool {
         .args(["is-enabled", "--quiet", service])
         .output()
         .is_ok_and(|output| output.status.success())
+}
+
+fn has_script(service: &str) -> bool {
+    Path::new("/etc/init.d").join(service).exists()
+}
+
+async fn disable(program: &str, arguments: &[&str]) {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if let Err(error) = process::run(command, Duration::from_secs(60)).await {
+        eprintln!("a service that was not there before may be enabled now: {error:#}");
+    }
 }
 
 /// While it lives, packages do not start their services: Debian's own switch for that is a script

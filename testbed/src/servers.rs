@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::compose::Compose;
 use crate::postgres::Postgres;
+use crate::provide;
 use crate::rabbitmq::{Broker, Plugins, Release};
 use crate::shared::{AMQP_URL, DATABASE_URL, check_management, management_url};
 
@@ -34,8 +35,26 @@ impl Servers {
     /// this machine, which are installed first where they are missing and that is allowed; else
     /// starts the services of `compose_file`. Says on standard error what it does.
     pub async fn provide(compose_file: &Path) -> Result<Servers> {
-        let (broker, postgres) =
-            tokio::try_join!(provide_broker(compose_file), provide_postgres(compose_file))?;
+        let given_amqp = std::env::var(AMQP_URL).ok();
+        let given_database = std::env::var(DATABASE_URL).ok();
+        let mut missing = Vec::new();
+        if given_amqp.is_none() && Release::is_missing()? {
+            missing.push("rabbitmq-server");
+        }
+        if given_database.is_none() && Postgres::is_missing() {
+            missing.push("postgresql");
+        }
+        if !missing.is_empty()
+            && let Err(error) = provide::packages(&missing).await
+            && !Compose::is_there().await
+        {
+            return Err(error);
+        }
+
+        let (broker, postgres) = tokio::try_join!(
+            provide_broker(given_amqp, compose_file),
+            provide_postgres(given_database, compose_file)
+        )?;
         let (amqp_url, management_url, broker) = broker;
         let (database_url, postgres) = postgres;
         Ok(Servers {
@@ -63,62 +82,61 @@ impl Servers {
     }
 }
 
-async fn provide_broker(compose_file: &Path) -> Result<(String, String, Source<Broker>)> {
-    if let Ok(url) = std::env::var(AMQP_URL) {
+async fn provide_broker(
+    given: Option<String>,
+    compose_file: &Path,
+) -> Result<(String, String, Source<Broker>)> {
+    if let Some(url) = given {
         check_management(&url).await?;
         let management = management_url(&url);
         return Ok((url, management, Source::Given));
     }
-    match Release::provide().await {
-        Ok(release) => {
-            eprintln!("starting RabbitMQ {}", release.version());
-            let broker = Broker::start_with(release, Plugins::management()).await?;
-            let management = broker.management_url().unwrap_or_default();
-            Ok((
-                broker.amqp_url(),
-                management,
-                Source::Private { _server: broker },
-            ))
-        }
-        Err(missing) => {
-            let services = Compose::start(compose_file, "rabbitmq", missing).await?;
-            let amqp = format!("amqp://guest:guest@127.0.0.1:{}", services.port());
-            let management = format!(
-                "http://guest:guest@127.0.0.1:{}",
-                services.management_port()
-            );
-            Ok((
-                amqp,
-                management,
-                Source::Compose {
-                    _services: services,
-                },
-            ))
-        }
+    if Release::is_missing()? {
+        let services = Compose::start(compose_file, "rabbitmq").await?;
+        let amqp = format!("amqp://guest:guest@127.0.0.1:{}", services.port());
+        let management = format!(
+            "http://guest:guest@127.0.0.1:{}",
+            services.management_port()
+        );
+        return Ok((
+            amqp,
+            management,
+            Source::Compose {
+                _services: services,
+            },
+        ));
     }
+    let release = Release::provide().await?;
+    eprintln!("starting RabbitMQ {}", release.version());
+    let broker = Broker::start_with(release, Plugins::management()).await?;
+    let management = broker.management_url().unwrap_or_default();
+    Ok((
+        broker.amqp_url(),
+        management,
+        Source::Private { _server: broker },
+    ))
 }
 
-async fn provide_postgres(compose_file: &Path) -> Result<(String, Source<Postgres>)> {
-    if let Ok(url) = std::env::var(DATABASE_URL) {
+async fn provide_postgres(
+    given: Option<String>,
+    compose_file: &Path,
+) -> Result<(String, Source<Postgres>)> {
+    if let Some(url) = given {
         return Ok((url, Source::Given));
     }
-    match Postgres::provide().await {
-        Ok(()) => {
-            let postgres = Postgres::start_new().await?;
-            Ok((postgres.url(), Source::Private { _server: postgres }))
-        }
-        Err(missing) => {
-            let services = Compose::start(compose_file, "postgres", missing).await?;
-            let url = format!(
-                "postgres://tierline:tierline@127.0.0.1:{}/tierline",
-                services.port()
-            );
-            Ok((
-                url,
-                Source::Compose {
-                    _services: services,
-                },
-            ))
-        }
+    if Postgres::is_missing() {
+        let services = Compose::start(compose_file, "postgres").await?;
+        let url = format!(
+            "postgres://tierline:tierline@127.0.0.1:{}/tierline",
+            services.port()
+        );
+        return Ok((
+            url,
+            Source::Compose {
+                _services: services,
+            },
+        ));
     }
+    let postgres = Postgres::start_new().await?;
+    Ok((postgres.url(), Source::Private { _server: postgres }))
 }

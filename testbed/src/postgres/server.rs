@@ -17,7 +17,7 @@ use crate::folder::Folder;
 use crate::guard::End;
 use crate::ports::Port;
 use crate::process::{self, Process, until};
-use crate::provide::{self, is_root};
+use crate::provide::is_root;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -62,12 +62,9 @@ impl Postgres {
         Ok(server)
     }
 
-    /// Installs Postgres if the machine has none, saying so first.
-    pub async fn provide() -> Result<()> {
-        if programs().is_err() {
-            provide::packages(&["postgresql"]).await?;
-        }
-        programs().map(|_| ())
+    /// Whether Postgres' programs are not on this machine.
+    pub(crate) fn is_missing() -> bool {
+        programs().is_err()
     }
 
     /// Starts the server again after [`Postgres::stop`] or [`Postgres::kill`].

@@ -10,6 +10,6 @@ mod vhost;
 pub use broker::Broker;
 pub use cluster::Cluster;
 pub(crate) use management::Management;
-pub use node::{Node, Plugins, QueueInfo};
+pub use node::{Node, Plugins};
 pub use release::{Release, WHICH};
-pub use vhost::Vhost;
+pub use vhost::{QueueInfo, Vhost, depth};

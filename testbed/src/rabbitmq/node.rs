@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use serde::Deserialize;
-use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -45,22 +43,6 @@ impl Plugins {
             prometheus: false,
         }
     }
-}
-
-/// A queue as `rabbitmqctl list_queues` sees it.
-#[derive(Clone, Debug, Deserialize)]
-pub struct QueueInfo {
-    /// The queue's name.
-    pub name: String,
-    /// `classic` or `quorum`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// Messages ready for delivery.
-    pub messages_ready: u64,
-    /// Messages that are with a consumer.
-    pub messages_unacknowledged: u64,
-    /// The arguments that it was declared with.
-    pub arguments: Value,
 }
 
 /// What all nodes of one broker share: their names are known to one port mapper, apart from any
@@ -280,22 +262,6 @@ impl Node {
             .rabbitmqctl(&["eval", "rabbit_alarm:get_alarms()."])
             .await?;
         Ok(alarms.trim() != "[]")
-    }
-
-    /// Deletes a queue behind its users' backs.
-    pub async fn delete_queue(&self, vhost: &str, queue: &str) -> Result<()> {
-        self.rabbitmqctl(&["delete_queue", "--vhost", vhost, queue])
-            .await?;
-        Ok(())
-    }
-
-    /// All queues of a virtual host, with exact depths.
-    pub async fn queues(&self, vhost: &str) -> Result<Vec<QueueInfo>> {
-        let columns = "name,type,messages_ready,messages_unacknowledged,arguments";
-        let mut arguments = vec!["list_queues", "--vhost", vhost, "--formatter", "json"];
-        arguments.extend(columns.split(','));
-        let text = self.rabbitmqctl(&arguments).await?;
-        serde_json::from_str(&text).with_context(|| format!("odd answer of list_queues: {text}"))
     }
 
     /// Has the node write down which quorum queues it has.

@@ -43,12 +43,14 @@ impl Release {
         )
     }
 
-    /// Like [`Release::find`], but unpacks or installs what is missing, saying so first.
-    pub async fn provide() -> Result<Release> {
+    /// Whether the machine's own RabbitMQ is asked for and not there.
+    pub(crate) fn is_missing() -> Result<bool> {
+        Ok(!wants_newest()? && on_this_machine().is_none())
+    }
+
+    /// Like [`Release::find`], but unpacks the newest if that is asked for, saying so first.
+    pub(crate) async fn provide() -> Result<Release> {
         if !wants_newest()? {
-            if on_this_machine().is_none() {
-                provide::packages(&["rabbitmq-server"]).await?;
-            }
             return Release::find();
         }
         if let Some(own) = on_this_machine().filter(Release::is_newest) {

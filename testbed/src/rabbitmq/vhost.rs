@@ -6,9 +6,25 @@ use anyhow::{Context, Result};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
 use super::management::Management;
+
+/// A queue with what it was declared with and what is in it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct QueueInfo {
+    /// Its name.
+    pub name: String,
+    /// `classic` or `quorum`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The arguments that it was declared with.
+    pub arguments: Map<String, Value>,
+    /// Messages ready for delivery.
+    #[serde(skip)]
+    pub depth: u32,
+}
 
 /// A virtual host of its own, removed with everything in it when this value is dropped.
 #[derive(Debug)]
@@ -52,14 +68,30 @@ impl Vhost {
         &self.amqp_url
     }
 
-    /// The names of all queues in it.
-    pub async fn queue_names(&self) -> Result<Vec<String>> {
-        let queues = self
+    /// All queues in it, by name.
+    pub async fn queues(&self) -> Result<Vec<QueueInfo>> {
+        let listed = self
             .management
             .get(&format!("queues/{}", self.name))
             .await?;
-        let names = queues.as_array().into_iter().flatten();
-        Ok(names
+        let mut queues: Vec<QueueInfo> = serde_json::from_value(listed)?;
+        // What the API says of depths is some seconds old.
+        let connection = connect(&self.amqp_url).await?;
+        for queue in &mut queues {
+            queue.depth = depth_on(&connection, &queue.name).await?;
+        }
+        queues.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(queues)
+    }
+
+    /// The names of all queues in it.
+    pub async fn queue_names(&self) -> Result<Vec<String>> {
+        let listed = self
+            .management
+            .get(&format!("queues/{}", self.name))
+            .await?;
+        let queues = listed.as_array().into_iter().flatten();
+        Ok(queues
             .filter_map(|queue| queue["name"].as_str().map(str::to_owned))
             .collect())
     }
@@ -70,22 +102,9 @@ impl Vhost {
         Ok(self.management.get(&path).await?["arguments"].take())
     }
 
-    /// How many messages of a queue are ready for delivery at this moment. (The management API
-    /// knows it only as of some seconds ago.)
+    /// How many messages of a queue are ready for delivery at this moment.
     pub async fn depth(&self, queue: &str) -> Result<u32> {
-        let connection =
-            Connection::connect(&self.amqp_url, ConnectionProperties::default()).await?;
-        let channel = connection.create_channel().await?;
-        let options = QueueDeclareOptions {
-            passive: true,
-            ..QueueDeclareOptions::default()
-        };
-        let found = channel
-            .queue_declare(queue.into(), options, FieldTable::default())
-            .await?;
-        let depth = found.message_count();
-        connection.close(200, "done".into()).await?;
-        Ok(depth)
+        depth(&self.amqp_url, queue).await
     }
 
     /// Deletes a queue behind its users' backs.
@@ -104,6 +123,29 @@ impl Vhost {
             .await?;
         Ok(())
     }
+}
+
+/// How many messages of a queue are ready for delivery at this moment, asked at `amqp_url`.
+pub async fn depth(amqp_url: &str, queue: &str) -> Result<u32> {
+    depth_on(&connect(amqp_url).await?, queue).await
+}
+
+async fn connect(amqp_url: &str) -> Result<Connection> {
+    Ok(Connection::connect(amqp_url, ConnectionProperties::default()).await?)
+}
+
+async fn depth_on(connection: &Connection, queue: &str) -> Result<u32> {
+    let channel = connection.create_channel().await?;
+    let passive = QueueDeclareOptions {
+        passive: true,
+        ..QueueDeclareOptions::default()
+    };
+    let found = channel
+        .queue_declare(queue.into(), passive, FieldTable::default())
+        .await?;
+    let depth = found.message_count();
+    channel.close(200, "done".into()).await?;
+    Ok(depth)
 }
 
 impl Drop for Vhost {

@@ -5,7 +5,8 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::broker::Mismatch;
+use crate::broker::{Mismatch, Report};
+use crate::task::TaskId;
 use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
 use crate::topology::problem::InvalidTopology;
 
@@ -218,6 +219,90 @@ pub enum Error {
         task: String,
     },
 
+    /// The broker has no queue for the message: it was not stored.
+    #[error("task {id} was not stored: no queue is bound for {queue}; apply the topology")]
+    Unroutable {
+        /// The task's identifier.
+        id: TaskId,
+        /// The queue that should be there.
+        queue: Box<str>,
+    },
+
+    /// The broker refused the message until the deadline: its queue is full or not available.
+    #[error("task {id} was not stored: the broker refused it; is the tier's queue full?")]
+    Refused {
+        /// The task's identifier.
+        id: TaskId,
+    },
+
+    /// The broker took nothing until the deadline, because it is short of memory or disk. If the
+    /// alarm came while the message was on its way, it may be stored later: publish it again with
+    /// the same id.
+    #[error(
+        "task {id} was not confirmed: the broker has a memory or disk alarm; free some, and publish it again with the same id"
+    )]
+    Blocked {
+        /// The task's identifier.
+        id: TaskId,
+    },
+
+    /// There was no connection to the broker until the deadline: the message was not sent.
+    #[error("task {id} was not sent: {cause}")]
+    NotConnected {
+        /// The task's identifier.
+        id: TaskId,
+        /// Why there is no connection.
+        cause: Box<str>,
+    },
+
+    /// The message was sent, and the confirm did not come: it may be stored or not.
+    #[error("task {id} may or may not be stored: {cause}; publish it again with the same id")]
+    Unconfirmed {
+        /// The task's identifier.
+        id: TaskId,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// A payload is larger than the broker takes. Nothing was sent.
+    #[error(
+        "the payload of task `{task}` has {size} bytes, and the broker takes {limit}; store it elsewhere and publish where it is"
+    )]
+    TooLarge {
+        /// The task's name.
+        task: Box<str>,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes, `max_message_size` of the map.
+        limit: u64,
+    },
+
+    /// An identifier or a header cannot be carried. Nothing was sent.
+    #[error("cannot publish task `{task}`: {problem}")]
+    InvalidMessage {
+        /// The task's name.
+        task: Box<str>,
+        /// What is wrong.
+        problem: Box<str>,
+    },
+
+    /// A priority was given that the tier does not have. Nothing was sent.
+    #[error("cannot publish task `{task}` with priority {priority}: {}", highest_priority(*highest))]
+    InvalidPriority {
+        /// The task's name.
+        task: Box<str>,
+        /// The priority that was given.
+        priority: u8,
+        /// The tier's highest; `None`: it has no priorities.
+        highest: Option<u8>,
+    },
+
+    /// The broker is not as the file says, and the app was told not to declare anything.
+    #[error(
+        "the broker is not as the topology says:\n{_0}\napply the topology, or connect with OnConnect::Apply"
+    )]
+    NotVerified(Box<Report>),
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -243,9 +328,18 @@ impl Error {
                 io::ErrorKind::Interrupted | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
             ),
             Error::BrokerUnreachable { .. }
+            | Error::Refused { .. }
+            | Error::Blocked { .. }
+            | Error::NotConnected { .. }
+            | Error::Unconfirmed { .. }
             | Error::BrokerFailed { .. }
             | Error::ManagementFailed { .. } => true,
             Error::InvalidTopology(_)
+            | Error::Unroutable { .. }
+            | Error::TooLarge { .. }
+            | Error::InvalidMessage { .. }
+            | Error::InvalidPriority { .. }
+            | Error::NotVerified(_)
             | Error::InvalidBrokerUrl { .. }
             | Error::InvalidManagementUrl { .. }
             | Error::LoginRefused { .. }
@@ -263,6 +357,13 @@ impl Error {
             | Error::UnmappedTask { .. }
             | Error::InvalidDuration { .. } => false,
         }
+    }
+}
+
+fn highest_priority(highest: Option<u8>) -> String {
+    match highest {
+        Some(highest) => format!("its tier takes 0 to {highest}"),
+        None => "its tier has no priorities; set max_priority for it in the map".to_owned(),
     }
 }
 

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod error;
+mod random;
 pub mod topology;
 
 pub mod task;
@@ -9,11 +10,16 @@ pub mod message;
 
 pub mod broker;
 
+pub mod publish;
+
 pub mod work;
+
+mod app;
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use app::{Builder, OnConnect, Tierline};
 pub use error::Error;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,

@@ -79,7 +79,17 @@ impl Connection {
         let _ = timeout(CLOSE_LIMIT, goodbye).await;
     }
 
-    pub(super) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
+    /// Whether it can still be used.
+    pub(crate) fn is_open(&self) -> bool {
+        self.inner.status().connected()
+    }
+
+    /// Whether the broker has stopped reading from it: a memory or disk alarm.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.inner.status().blocked()
+    }
+
+    pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
         match timeout_at(deadline, self.inner.create_channel()).await {
             Ok(Ok(channel)) => Ok(channel),
             Ok(Err(error)) => Err(self.failed("open a channel", &error.to_string())),
@@ -88,7 +98,7 @@ impl Connection {
     }
 
     /// The error for something that was tried on this connection.
-    pub(super) fn failed(&self, tried: &str, cause: &str) -> Error {
+    pub(crate) fn failed(&self, tried: &str, cause: &str) -> Error {
         Error::BrokerFailed {
             tried: format!("{tried} on {}", self.address).into(),
             cause: cause.into(),

@@ -37,6 +37,10 @@ pub struct PublishRequest {
     pub headers: BTreeMap<String, String>,
     /// The W3C trace context that the task continues.
     pub traceparent: Option<String>,
+    /// How long the publish may take. `None`: what the publisher takes for it.
+    pub deadline: Option<Duration>,
+    /// Whether a duplicate is worse than an error: what may have been stored is not sent again.
+    pub once: bool,
 }
 
 impl PublishRequest {
@@ -59,6 +63,8 @@ impl PublishRequest {
             expires: None,
             headers: BTreeMap::new(),
             traceparent: None,
+            deadline: None,
+            once: false,
         })
     }
 }
@@ -114,6 +120,26 @@ impl Publishing {
             publisher,
             request: PublishRequest::new(payload),
         }
+    }
+
+    /// The publish of this request through this publisher.
+    pub(crate) fn of(publisher: Arc<dyn Publish>, request: PublishRequest) -> Self {
+        Self {
+            publisher,
+            request: Ok(request),
+        }
+    }
+
+    /// Lets the publish take this long at most, in place of five seconds.
+    pub fn deadline(self, deadline: impl IntoDuration) -> Self {
+        self.with_duration(deadline, |request, deadline| {
+            request.deadline = Some(deadline)
+        })
+    }
+
+    /// Never sends again what may have been stored: where a duplicate is worse than an error.
+    pub fn once(self) -> Self {
+        self.with(|request| request.once = true)
     }
 
     /// Holds the task back for this time.

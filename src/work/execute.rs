@@ -1,5 +1,4 @@
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::guard::{Guarded, Panicked, guarded};
 use super::{DeadReason, Failure, FailureKind, Verdict};
 use crate::message::Message;
+use crate::random;
 use crate::task::{
     Cancellation, Context, ContextParts, Data, ErrorAdvice, Outcome, Publish, Registration,
     Registry, RetryPolicy, TaskError,
@@ -61,7 +61,7 @@ impl Executor {
             data,
             publisher,
             clock: Arc::new(SystemTime::now),
-            random: Arc::new(random_number),
+            random: Arc::new(random::number),
         }
     }
 
@@ -270,9 +270,4 @@ impl From<Panicked> for Failure {
     fn from(Panicked(message): Panicked) -> Self {
         Failure::new(FailureKind::Panic, format!("it panicked: {message}"))
     }
-}
-
-/// The standard library seeds every `RandomState` anew, which is randomness enough for jitter.
-fn random_number() -> u32 {
-    RandomState::new().hash_one(()) as u32
 }

@@ -1,5 +1,7 @@
 //! The envelope: what travels with a payload.
 
+pub mod wire;
+
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 

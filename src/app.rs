@@ -1,0 +1,166 @@
+//! The app: the only place where the rooms are wired together.
+
+use std::sync::Arc;
+
+use futures_util::stream::Stream;
+use serde_json::Value;
+
+use crate::Error;
+use crate::broker::{Connection, apply, doctor};
+use crate::publish::{self, Publisher};
+use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
+use crate::topology::Topology;
+use crate::topology::plan::Plan;
+
+/// A running app: publishes the tasks of its map.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tierline::Error> {
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize)]
+/// # struct SendOtp { phone: String, code: String }
+/// # impl tierline::Task for SendOtp { const NAME: &'static str = "email.send_otp"; }
+/// use tierline::{Tierline, Topology};
+///
+/// let app = Tierline::builder(Topology::load("topology/hotel.toml")?)
+///     .amqp("amqp://localhost")
+///     .connect()
+///     .await?;
+/// let receipt = app.publish(SendOtp { phone: "+39…".into(), code: "1234".into() }).await?;
+/// println!("{} is in {}", receipt.id, receipt.tier);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Tierline {
+    publisher: Publisher,
+}
+
+/// What is done about the broker's queues and exchanges when the app connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnConnect {
+    /// Declares what is missing, and fails where something differs. The default.
+    #[default]
+    Apply,
+    /// Declares nothing, and fails where something is missing.
+    Verify,
+    /// Takes it that somebody else has done it.
+    Nothing,
+}
+
+/// Settings of an app that is about to connect; see [`Tierline::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    topology: Topology,
+    urls: Vec<String>,
+    name: String,
+    on_connect: OnConnect,
+}
+
+impl Tierline {
+    /// An app with this map.
+    pub fn builder(topology: Topology) -> Builder {
+        Builder {
+            name: format!("tierline {}", topology.app()),
+            topology,
+            urls: Vec::new(),
+            on_connect: OnConnect::default(),
+        }
+    }
+
+    /// Publishes a task to the tier that the map gives it. Awaitable as it is, or with options.
+    pub fn publish<T: Task>(&self, payload: T) -> Publishing {
+        Publishing::new(Arc::new(self.publisher.clone()), &payload)
+    }
+
+    /// Publishes a task by its name, for callers that have no type: gateways, schedules.
+    pub fn publish_named(&self, task: &str, payload: &Value) -> Publishing {
+        let request = publish::named(task, payload.to_string().into_bytes());
+        Publishing::of(Arc::new(self.publisher.clone()), request)
+    }
+
+    /// Publishes many tasks, many at once, and gives each one's outcome in their order.
+    pub fn publish_many<S>(
+        &self,
+        requests: S,
+    ) -> impl Stream<Item = Result<Receipt, Error>> + use<S>
+    where
+        S: Stream<Item = PublishRequest>,
+    {
+        self.publisher.publish_many(requests)
+    }
+
+    /// The publisher alone, for code that takes any [`Publish`].
+    pub fn publisher(&self) -> Arc<dyn Publish> {
+        Arc::new(self.publisher.clone())
+    }
+}
+
+impl Builder {
+    /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used.
+    pub fn amqp(mut self, url: impl Into<String>) -> Self {
+        self.urls.push(url.into());
+        self
+    }
+
+    /// What to do about the broker's queues and exchanges. Default: [`OnConnect::Apply`].
+    pub fn on_connect(self, on_connect: OnConnect) -> Self {
+        Self { on_connect, ..self }
+    }
+
+    /// The name under which the broker's management shows the connections. Default: `tierline` and
+    /// the app's name.
+    pub fn connection_name(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// Connects to the first broker that answers, within ten seconds for each, and brings its queues
+    /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
+    ///
+    /// # Errors
+    /// As [`Connection::open`], [`apply`] and [`doctor`]; [`Error::NotVerified`] where something is
+    /// missing and must not be declared.
+    pub async fn connect(self) -> Result<Tierline, Error> {
+        let Self {
+            topology,
+            mut urls,
+            name,
+            on_connect,
+        } = self;
+        if urls.is_empty() {
+            return Err(Error::InvalidBrokerUrl {
+                problem: "none was given: call .amqp(…) on the builder".into(),
+            });
+        }
+        let mut tried = Err(Error::InvalidBrokerUrl { problem: "".into() });
+        for index in 0..urls.len() {
+            tried = Connection::open(&urls[index], &name).await;
+            if tried.is_ok() {
+                // Reconnecting begins with the node that worked.
+                urls.rotate_left(index);
+                break;
+            }
+        }
+        let connection = tried?;
+        match on_connect {
+            OnConnect::Apply => {
+                let plan = Plan::new(&topology, connection.capabilities())?;
+                apply(&connection, &plan).await?;
+            }
+            OnConnect::Verify => {
+                let report = doctor(&connection, &topology).await?;
+                if !report.is_well() {
+                    return Err(Error::NotVerified(Box::new(report)));
+                }
+            }
+            OnConnect::Nothing => {
+                Plan::new(&topology, connection.capabilities())?;
+            }
+        }
+        Ok(Tierline {
+            publisher: Publisher::new(topology, urls, name, connection),
+        })
+    }
+}

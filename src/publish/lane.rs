@@ -1,0 +1,209 @@
+//! One channel in confirm mode, and the task that owns it.
+//!
+//! Publishers hand their messages to the owner, which has many under way at once: waiting for each
+//! send before the next one halves the speed. It alone looks at the confirms, for two reasons. A
+//! message that no queue takes is returned before its confirm, and lapin attaches the return to
+//! whichever confirm completes next; so returns are matched by message id, after everything that
+//! has completed has been seen. And a confirm that nobody waits for any more stays with the channel
+//! for ever; so a publisher that gives up leaves it to the owner.
+
+use std::collections::HashSet;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, Stream};
+use lapin::options::BasicPublishOptions;
+use lapin::{BasicProperties, Channel, Confirmation};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+
+/// How many messages of a lane may wait for their confirm. RabbitMQ is at its fastest from 200 on.
+const WINDOW: usize = 1_000;
+/// How long the broker may take to close a channel.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// A message ready to be sent.
+#[derive(Debug, Clone)]
+pub(super) struct Letter {
+    pub(super) exchange: String,
+    pub(super) routing_key: String,
+    pub(super) payload: Arc<[u8]>,
+    pub(super) properties: BasicProperties,
+}
+
+/// What became of a letter.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Confirmed,
+    /// No queue is bound for it.
+    Unroutable,
+    /// The broker said no: a queue is full, down, or electing a leader.
+    Refused,
+    /// The channel was lost before the confirm.
+    Lost(String),
+}
+
+/// A way to the owner of a channel. Clones lead to the same one.
+#[derive(Debug, Clone)]
+pub(super) struct Lane {
+    channel: Channel,
+    letters: mpsc::UnboundedSender<Order>,
+    window: Arc<Semaphore>,
+}
+
+/// A letter under way. The permit is held until its confirm, whoever waits for that.
+#[derive(Debug)]
+struct Order {
+    letter: Letter,
+    answer: oneshot::Sender<Answer>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Lane {
+    /// Takes over a channel that is in confirm mode.
+    pub(super) fn new(channel: Channel) -> Self {
+        let (sender, letters) = mpsc::unbounded_channel();
+        let window = Arc::new(Semaphore::new(WINDOW));
+        tokio::spawn(own(channel.clone(), letters, Arc::clone(&window)));
+        Self {
+            channel,
+            letters: sender,
+            window,
+        }
+    }
+
+    /// Whether the channel is gone, or was given up.
+    pub(super) fn is_closed(&self) -> bool {
+        self.window.is_closed() || !self.channel.status().connected()
+    }
+
+    /// Closes the channel: one that leaves a confirm unanswered may never answer again.
+    pub(super) fn give_up(&self) {
+        self.window.close();
+        let channel = self.channel.clone();
+        tokio::spawn(async move {
+            let goodbye = channel.close(200, "a confirm is overdue".into());
+            // Without an answer it ends with the connection.
+            let _ = timeout(CLOSE_LIMIT, goodbye).await;
+        });
+    }
+
+    /// Sends a letter and waits for what becomes of it; the first wait is for room in the window.
+    pub(super) async fn send(&self, letter: Letter) -> Answer {
+        let lost = || Answer::Lost("the channel was closed".to_owned());
+        let Ok(permit) = Arc::clone(&self.window).acquire_owned().await else {
+            return lost();
+        };
+        let (answer, answered) = oneshot::channel();
+        let order = Order {
+            letter,
+            answer,
+            permit,
+        };
+        if self.letters.send(order).is_err() {
+            return lost();
+        }
+        answered.await.unwrap_or_else(|_| lost())
+    }
+}
+
+async fn own(
+    channel: Channel,
+    mut letters: mpsc::UnboundedReceiver<Order>,
+    window: Arc<Semaphore>,
+) {
+    let mut under_way = FuturesUnordered::new();
+    let mut returned = HashSet::new();
+    let mut completed = Vec::new();
+    std::future::poll_fn(|cx| {
+        let mut is_last = false;
+        while let Poll::Ready(order) = letters.poll_recv(cx) {
+            match order {
+                Some(order) => under_way.push(post(&channel, order)),
+                None => {
+                    is_last = true;
+                    break;
+                }
+            }
+        }
+        while let Poll::Ready(Some(ended)) = pin!(&mut under_way).poll_next(cx) {
+            completed.push(ended);
+        }
+        answer(&mut completed, &mut returned);
+        let is_over = is_last || !channel.status().connected();
+        match under_way.is_empty() && is_over {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    // Whoever comes later, or still waits for room, learns that there is none.
+    window.close();
+}
+
+/// A letter whose confirm has come, or never will.
+struct Ended {
+    id: Option<String>,
+    result: lapin::Result<Confirmation>,
+    answer: oneshot::Sender<Answer>,
+}
+
+async fn post(channel: &Channel, order: Order) -> Ended {
+    let Order {
+        letter,
+        answer,
+        permit,
+    } = order;
+    let id = id_of(&letter.properties);
+    let options = BasicPublishOptions {
+        mandatory: true,
+        immediate: false,
+    };
+    let sent = channel
+        .basic_publish(
+            letter.exchange.into(),
+            letter.routing_key.into(),
+            options,
+            &letter.payload,
+            letter.properties,
+        )
+        .await;
+    let result = match sent {
+        Ok(confirm) => confirm.await,
+        Err(error) => Err(error),
+    };
+    drop(permit);
+    Ended { id, result, answer }
+}
+
+/// Answers all that have completed. A return precedes the confirm of its own message, so by the
+/// time that confirm is seen the return has been too, whichever confirm it came with.
+fn answer(completed: &mut Vec<Ended>, returned: &mut HashSet<String>) {
+    for ended in completed.iter_mut() {
+        if let Ok(Confirmation::Ack(message) | Confirmation::Nack(message)) = &mut ended.result
+            && let Some(message) = message.take()
+        {
+            returned.extend(id_of(&message.properties));
+        }
+    }
+    for Ended { id, result, answer } in completed.drain(..) {
+        let was_returned = id.is_some_and(|id| returned.remove(&id));
+        // Nobody may be waiting any more: that publisher has given up.
+        let _ = answer.send(match result {
+            _ if was_returned => Answer::Unroutable,
+            Ok(Confirmation::Ack(_)) => Answer::Confirmed,
+            Ok(Confirmation::Nack(_)) => Answer::Refused,
+            Ok(Confirmation::NotRequested) => Answer::Lost("confirms are off".to_owned()),
+            Err(error) => Answer::Lost(error.to_string()),
+        });
+    }
+}
+
+fn id_of(properties: &BasicProperties) -> Option<String> {
+    properties
+        .message_id()
+        .as_ref()
+        .map(|id| id.as_str().to_owned())
+}

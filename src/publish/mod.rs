@@ -1,0 +1,241 @@
+//! The way in: every publish is confirmed by the broker, or ends in a typed error in time.
+
+mod lane;
+mod link;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::stream::{Stream, StreamExt};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::broker::Connection;
+use crate::message::Message;
+use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
+use crate::topology::{QueueType, Route, Tier, Topology, delay};
+use crate::{Error, TaskId};
+use lane::{Answer, Letter};
+use link::{Link, NoLane};
+
+/// How long a publish may take unless it says otherwise.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many messages of one `publish_many` are under way at once.
+const MANY: usize = 1_000;
+/// The pause before a refused or lost message is sent again; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Publishes tasks to their tiers. Cheap to clone; all clones share one connection.
+///
+/// A publish that answers `Ok` is stored by the broker. Every other one ends in an error that says
+/// why, at the latest at its deadline, whatever the broker does. Refused, lost and blocked messages
+/// are sent again until then with the same id, so a duplicate can be recognised.
+///
+/// Dropping a publish that is under way is safe: the message may have been sent or not.
+#[derive(Clone)]
+pub struct Publisher {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    topology: Topology,
+    link: Link,
+}
+
+impl Publisher {
+    /// A publisher that begins with an open connection, and reconnects to one of `urls` for ever.
+    pub(crate) fn new(
+        topology: Topology,
+        urls: Vec<String>,
+        name: String,
+        first: Connection,
+    ) -> Self {
+        let link = Link::keep(urls, name, first);
+        Self {
+            inner: Arc::new(Inner { topology, link }),
+        }
+    }
+
+    /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
+    /// in the order of the requests. Only what is under way is held in memory.
+    pub fn publish_many<S>(
+        &self,
+        requests: S,
+    ) -> impl Stream<Item = Result<Receipt, Error>> + use<S>
+    where
+        S: Stream<Item = PublishRequest>,
+    {
+        let publisher = self.clone();
+        requests
+            .map(move |request| {
+                let publisher = publisher.clone();
+                async move { publisher.inner.publish(request).await }
+            })
+            .buffered(MANY)
+    }
+}
+
+impl Publish for Publisher {
+    fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
+        Box::pin(self.inner.publish(request))
+    }
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Publisher")
+            .field("app", &self.inner.topology.app())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the last attempt met, for the error at the deadline.
+enum Obstacle {
+    Refused,
+    Lost(String),
+    Blocked,
+    Down(String),
+}
+
+impl Inner {
+    async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
+        let deadline = Instant::now() + request.deadline.unwrap_or(DEFAULT_DEADLINE);
+        let is_once = request.once;
+        let (letter, id, tier) = self.address(request)?;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let obstacle = match self.attempt(&letter, deadline).await {
+                Ok(Answer::Confirmed) => return Ok(Receipt::new(id, tier, SystemTime::now())),
+                Ok(Answer::Unroutable) => {
+                    return Err(Error::Unroutable {
+                        id,
+                        queue: format!("{}.{tier}", self.topology.app()).into(),
+                    });
+                }
+                Ok(Answer::Refused) => Obstacle::Refused,
+                Ok(Answer::Lost(cause)) => Obstacle::Lost(cause),
+                Err(obstacle) => obstacle,
+            };
+            let may_be_stored = matches!(obstacle, Obstacle::Lost(_));
+            if Instant::now() + pause >= deadline || (is_once && may_be_stored) {
+                return Err(obstacle.into_error(id));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn attempt(&self, letter: &Letter, deadline: Instant) -> Result<Answer, Obstacle> {
+        let (live, lane) = self.link.lane(deadline).await.map_err(|why| match why {
+            NoLane::Blocked => Obstacle::Blocked,
+            NoLane::Down(why) => Obstacle::Down(why),
+        })?;
+        match timeout_at(deadline, lane.send(letter.clone())).await {
+            Ok(answer) => Ok(answer),
+            Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
+            Err(_) => {
+                lane.give_up();
+                Err(Obstacle::Lost(
+                    "the broker did not confirm it in time".to_owned(),
+                ))
+            }
+        }
+    }
+
+    /// Where a request goes, as the map says, and what is sent there.
+    fn address(&self, request: PublishRequest) -> Result<(Letter, TaskId, String), Error> {
+        let Some(route) = self.topology.route(&request.task) else {
+            return Err(Error::UnmappedTask { task: request.task });
+        };
+        let app = self.topology.app();
+        let limit = self.topology.broker().max_message_size;
+        if request.payload.len() as u64 > limit {
+            return Err(Error::TooLarge {
+                task: request.task.into(),
+                size: request.payload.len() as u64,
+                limit,
+            });
+        }
+        let (exchange, routing_key) =
+            match delay::route(app, &route.tier, request.delay.unwrap_or_default())? {
+                Some(delayed) => (delayed.exchange, delayed.routing_key),
+                None => (self.topology.names().tasks_exchange(), route.tier.clone()),
+            };
+        let is_delayed = exchange != self.topology.names().tasks_exchange();
+        let priority = self.priority(route, request.priority, is_delayed)?;
+        let mut message = Message::first(request, &route.tier, priority, SystemTime::now());
+        message.priority = priority;
+        let properties = message.properties(app)?;
+        let letter = Letter {
+            exchange,
+            routing_key,
+            payload: message.payload.into(),
+            properties,
+        };
+        Ok((letter, message.id, route.tier.clone()))
+    }
+
+    /// The priority on the wire: what was asked for or what the map says, and in a quorum queue,
+    /// the delay levels included, no more than the broker's version bears.
+    fn priority(&self, route: &Route, wanted: Option<u8>, is_delayed: bool) -> Result<u8, Error> {
+        let tier = self.topology.tier(&route.tier);
+        let highest = tier.and_then(|tier| tier.max_priority);
+        let priority = match (wanted, highest) {
+            (Some(wanted), Some(highest)) if wanted <= highest => wanted,
+            (None, _) => route.priority,
+            (Some(wanted), highest) => {
+                return Err(Error::InvalidPriority {
+                    task: route.task.as_str().into(),
+                    priority: wanted,
+                    highest,
+                });
+            }
+        };
+        let is_quorum =
+            is_delayed || tier.is_some_and(|tier: &Tier| tier.queue == QueueType::Quorum);
+        let bearable = self
+            .link
+            .capabilities()
+            .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
+        Ok(match is_quorum {
+            true => priority.min(bearable),
+            false => priority,
+        })
+    }
+}
+
+impl Obstacle {
+    fn into_error(self, id: TaskId) -> Error {
+        match self {
+            Obstacle::Refused => Error::Refused { id },
+            Obstacle::Blocked => Error::Blocked { id },
+            Obstacle::Down(cause) => Error::NotConnected {
+                id,
+                cause: cause.into(),
+            },
+            Obstacle::Lost(cause) => Error::Unconfirmed {
+                id,
+                cause: cause.into(),
+            },
+        }
+    }
+}
+
+/// A request for a task by its name, for callers that have no type: schedules, gateways.
+pub(crate) fn named(task: &str, payload: Vec<u8>) -> PublishRequest {
+    PublishRequest {
+        task: task.to_owned(),
+        payload,
+        id: None,
+        delay: None,
+        priority: None,
+        expires: None,
+        headers: BTreeMap::new(),
+        traceparent: None,
+        deadline: None,
+        once: false,
+    }
+}

@@ -1,0 +1,312 @@
+//! Publishing, against a real broker.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+use lapin::options::{BasicConsumeOptions, BasicGetOptions};
+use lapin::types::FieldTable;
+use lapin::{Connection, ConnectionProperties};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tierline::message::Message;
+use tierline::task::PublishRequest;
+use tierline::{Error, OnConnect, Task, Tierline, Topology};
+use tierline_testbed::{Broker, Vhost, vhost};
+
+const MAP: &str = r#"
+    app = "shop"
+    [broker]
+    max_message_size = "64KiB"
+    [tiers.critical]
+    queue = "classic"
+    [tiers.normal]
+    queue = "quorum"
+    [tiers.small]
+    queue = "quorum"
+    max_length = 1
+    [groups.all]
+    tiers = ["critical", "normal", "small"]
+    concurrency = 4
+    [tasks]
+    "order.pay" = { tier = "critical", priority = 7 }
+    "order.ship" = "normal"
+    "order.count" = "small"
+"#;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Pay {
+    order: u64,
+}
+
+impl Task for Pay {
+    const NAME: &'static str = "order.pay";
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Ship {
+    order: u64,
+}
+
+impl Task for Ship {
+    const NAME: &'static str = "order.ship";
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Forget;
+
+impl Task for Forget {
+    const NAME: &'static str = "order.forget";
+}
+
+async fn connect(url: &str) -> Tierline {
+    let map = Topology::parse(MAP).unwrap();
+    Tierline::builder(map).amqp(url).connect().await.unwrap()
+}
+
+/// Takes every message out of a queue.
+async fn take_all(url: &str, queue: &str) -> Vec<Message> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let mut messages = Vec::new();
+    while let Some(got) = channel
+        .basic_get(queue.into(), BasicGetOptions { no_ack: true })
+        .await
+        .unwrap()
+    {
+        let payload = got.delivery.data.clone();
+        let tier = queue.rsplit('.').next().unwrap();
+        let read = Message::from_wire(&got.delivery.properties, payload, tier, SystemTime::now());
+        messages.push(read.unwrap());
+    }
+    messages
+}
+
+#[tokio::test]
+async fn a_confirmed_task_is_in_its_tier_with_everything_that_was_said() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    let before = SystemTime::now() - Duration::from_millis(1);
+    let plain = app.publish(Pay { order: 1 }).await.unwrap();
+    let full = app
+        .publish(Pay { order: 2 })
+        .id("order-2")
+        .priority(9)
+        .expires("1h")
+        .header("tenant", "ada")
+        .await
+        .unwrap();
+    assert_eq!((plain.tier.as_str(), full.id.as_str()), ("critical", "order-2"));
+
+    // The more urgent one comes first.
+    let [second, first] = &take_all(vhost.amqp_url(), "shop.critical").await[..] else {
+        panic!("not two messages");
+    };
+    assert_eq!((first.id.clone(), first.priority, first.attempt), (plain.id, 7, 1));
+    assert_eq!(first.payload, br#"{"order":1}"#);
+    assert!(first.enqueued_at >= before && first.expires_at.is_none());
+    assert_eq!((second.task.as_str(), second.priority), ("order.pay", 9));
+    assert_eq!(second.headers["tenant"], "ada");
+    let lifetime = second.expires_at.unwrap().duration_since(second.enqueued_at).unwrap();
+    assert_eq!(lifetime, Duration::from_secs(3600));
+}
+
+#[tokio::test]
+async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    let large = json!({ "order": "x".repeat(70_000) });
+    assert!(matches!(app.publish(Forget).await, Err(Error::UnmappedTask { .. })));
+    assert!(matches!(app.publish_named("order.pay", &large).await, Err(Error::TooLarge { .. })));
+    let too_urgent = app.publish(Pay { order: 1 }).priority(11).await;
+    assert!(matches!(too_urgent, Err(Error::InvalidPriority { highest: Some(10), .. })));
+    let unordered = app.publish(Ship { order: 1 }).priority(1).await;
+    assert!(matches!(unordered, Err(Error::InvalidPriority { highest: None, .. })));
+    let long = app.publish(Pay { order: 1 }).delay("31d").await;
+    assert!(matches!(long, Err(Error::DelayTooLong { .. })));
+    for (name, value) in [("x-death", "1"), ("tierline-attempt", "9"), ("", "1"), ("big", &"y".repeat(50_000))] {
+        let refused = app.publish(Pay { order: 1 }).header(name, value).await;
+        assert!(matches!(refused, Err(Error::InvalidMessage { .. })), "{name}");
+    }
+    let nameless = app.publish(Pay { order: 1 }).id("").await;
+    assert!(matches!(nameless, Err(Error::InvalidMessage { .. })));
+    assert_eq!(vhost.depth("shop.critical").await.unwrap(), 0);
+    // None of it has cost the channel.
+    app.publish(Pay { order: 1 }).await.unwrap();
+}
+
+#[tokio::test]
+async fn each_unroutable_task_is_told_so_and_no_other_one_is() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    vhost.delete_queue("shop.normal").await.unwrap();
+    let outcomes = join_all((0..400).map(async |order| match order % 2 {
+        0 => app.publish(Pay { order }).await,
+        _ => app.publish(Ship { order }).await,
+    }))
+    .await;
+    for (order, outcome) in outcomes.iter().enumerate() {
+        match order % 2 {
+            0 => assert!(outcome.is_ok(), "{outcome:?}"),
+            _ => assert!(matches!(outcome, Err(Error::Unroutable { .. })), "{outcome:?}"),
+        }
+    }
+    assert_eq!(vhost.depth("shop.critical").await.unwrap(), 200);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_until_there_is_room() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    let publish = || app.publish_named("order.count", &json!(null)).deadline("1s");
+    // A quorum queue may take one more than its limit before it refuses.
+    let mut refused = None;
+    for _ in 0..4 {
+        refused = publish().await.err().or(refused);
+    }
+    assert!(matches!(refused, Some(Error::Refused { .. })), "{refused:?}");
+    assert!(!take_all(vhost.amqp_url(), "shop.small").await.is_empty());
+    publish().deadline("10s").await.unwrap();
+}
+
+#[tokio::test]
+async fn many_at_once_each_have_their_outcome_in_their_order() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    let requests = stream::iter((0..10_000).map(|order| match order {
+        5_000 => PublishRequest::new(&Forget).unwrap(),
+        order => PublishRequest::new(&Ship { order }).unwrap(),
+    }));
+    let outcomes: Vec<_> = app.publish_many(requests).collect().await;
+    assert_eq!(outcomes.len(), 10_000);
+    let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err()).collect();
+    assert!(matches!(failed[..], [(5_000, Err(Error::UnmappedTask { .. }))]), "{failed:?}");
+    assert_eq!(vhost.depth("shop.normal").await.unwrap(), 9_999);
+}
+
+#[tokio::test]
+async fn delayed_tasks_arrive_in_their_tier_and_none_early() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    let delays = [0, 1, 100, 150, 300, 700, 1_100, 1_500, 2_300];
+    let published = join_all(delays.map(async |delay| {
+        let due = SystemTime::now() + Duration::from_millis(delay);
+        let receipt = app
+            .publish(Ship { order: delay })
+            .delay(Duration::from_millis(delay))
+            .await
+            .unwrap();
+        (receipt.id, due)
+    }))
+    .await;
+
+    let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+    let mut consumer = channel
+        .basic_consume("shop.normal".into(), "".into(), options, FieldTable::default())
+        .await
+        .unwrap();
+    for _ in delays {
+        let delivery = consumer.next().await.unwrap().unwrap();
+        let arrived = SystemTime::now();
+        let read = Message::from_wire(&delivery.properties, delivery.data, "normal", arrived).unwrap();
+        let (_, due) = published.iter().find(|(id, _)| *id == read.id).unwrap();
+        assert!(arrived >= *due, "{} came early", read.id);
+    }
+}
+
+#[tokio::test]
+async fn a_publish_that_is_dropped_costs_nobody_else_anything() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    for order in 0..500 {
+        let publishing = tokio::spawn(app.publish(Ship { order }).into_future());
+        tokio::task::yield_now().await;
+        publishing.abort();
+    }
+    for order in 0..100 {
+        app.publish(Ship { order }).await.unwrap();
+    }
+    assert!(vhost.depth("shop.normal").await.unwrap() >= 100);
+}
+
+#[tokio::test]
+async fn an_app_that_may_not_declare_says_what_is_missing() {
+    let vhost = vhost().await;
+    let map = Topology::parse(MAP).unwrap();
+    let verifying = Tierline::builder(map).amqp(vhost.amqp_url()).on_connect(OnConnect::Verify);
+    let error = verifying.clone().connect().await.unwrap_err().to_string();
+    assert!(error.contains("shop.critical"), "{error}");
+    assert!(vhost.queue_names().await.unwrap().is_empty());
+
+    connect(vhost.amqp_url()).await;
+    verifying.connect().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the_broker_does() {
+    let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
+    let app = connect(vhost.amqp_url()).await;
+    broker.flush_declarations().await.unwrap();
+    let deadline = Duration::from_secs(2);
+
+    let publishers: Vec<_> = (0..20_u64)
+        .map(|publisher| {
+            let app = app.clone();
+            tokio::spawn(async move {
+                let mut outcomes = Vec::new();
+                for number in 0.. {
+                    let order = publisher << 32 | number;
+                    let begin = Instant::now();
+                    let outcome = match number % 2 {
+                        0 => app.publish(Pay { order }).deadline(deadline).await,
+                        _ => app.publish(Ship { order }).deadline(deadline).await,
+                    };
+                    let took = begin.elapsed();
+                    outcomes.push((order, outcome, took));
+                    if app.publish_named("stop", &json!(null)).await.is_ok() || number == 3_000 {
+                        break;
+                    }
+                }
+                outcomes
+            })
+        })
+        .collect();
+
+    broker.kill().await.unwrap();
+    broker.start().await.unwrap();
+    broker.close_all_connections().await.unwrap();
+    broker.raise_memory_alarm().await.unwrap();
+    broker.clear_memory_alarm().await.unwrap();
+    broker.pause().await.unwrap();
+    broker.resume().await.unwrap();
+
+    let mut confirmed = HashSet::new();
+    for publisher in publishers {
+        for (order, outcome, took) in publisher.await.unwrap() {
+            assert!(took < deadline + Duration::from_millis(500), "{outcome:?} took {took:?}");
+            match outcome {
+                Ok(_) => {
+                    confirmed.insert(order);
+                }
+                Err(error) => assert!(error.is_transient(), "{error}"),
+            }
+        }
+    }
+    let mut stored = HashSet::new();
+    for queue in ["shop.critical", "shop.normal"] {
+        for message in take_all(vhost.amqp_url(), queue).await {
+            let ship: Ship = serde_json::from_slice(&message.payload).unwrap();
+            stored.insert(ship.order);
+        }
+    }
+    let lost: Vec<_> = confirmed.difference(&stored).collect();
+    assert!(lost.is_empty(), "{} of {} confirmed tasks are lost", lost.len(), confirmed.len());
+    assert!(confirmed.len() > 1_000, "only {} were confirmed", confirmed.len());
+    let _: &Vhost = &vhost;
+}

@@ -6,9 +6,9 @@ use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
 use crate::broker::difference::{Change, Difference, ObjectKind};
-use crate::topology::QueueType;
 use crate::topology::capabilities::Capabilities;
-use crate::topology::plan::Plan;
+use crate::topology::plan::{DestinationType, Plan};
+use crate::topology::{QueueType, Tier};
 
 /// All but the policies and the version.
 pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -69,6 +69,14 @@ fn different(difference: &Difference) -> Finding {
 }
 
 fn missing(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+    if is_absent(plan, snapshot) {
+        return vec![Finding {
+            severity: Severity::Error,
+            object: format!("app {}", plan.app),
+            what: "nothing of it is on the broker".to_owned(),
+            help: "apply the file; or is this another virtual host?".to_owned(),
+        }];
+    }
     let exchanges = plan.exchanges.iter().map(|exchange| &exchange.name);
     let exchanges = exchanges.filter(|name| !snapshot.exchanges.contains_key(*name));
     let queues = plan.queues.iter().map(|queue| &queue.name);
@@ -85,6 +93,13 @@ fn missing(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
         .collect()
 }
 
+fn is_absent(plan: &Plan, snapshot: &Snapshot) -> bool {
+    let mut exchanges = plan.exchanges.iter().map(|exchange| &exchange.name);
+    let mut queues = plan.queues.iter().map(|queue| &queue.name);
+    !exchanges.any(|name| snapshot.exchanges.contains_key(name))
+        && !queues.any(|name| snapshot.queues.contains_key(name))
+}
+
 fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     let Some(found) = &snapshot.bindings else {
         return Vec::new();
@@ -95,12 +110,22 @@ fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
         .iter()
         .map(|exchange| exchange.name.as_str())
         .collect();
-    let missing = planned.difference(found).map(|binding| Finding {
+    // With its queue or exchange goes the binding: that is one finding, not two.
+    let is_there = |binding: &&FoundBinding| {
+        let destination = match binding.destination_type {
+            DestinationType::Queue => snapshot.queues.contains_key(&binding.destination),
+            DestinationType::Exchange => snapshot.exchanges.contains_key(&binding.destination),
+        };
+        destination && snapshot.exchanges.contains_key(&binding.source)
+    };
+    let missing = planned.difference(found).filter(is_there);
+    let missing = missing.map(|binding| Finding {
         severity: Severity::Error,
         object: shown(binding),
         what: "is in the file and not on the broker".to_owned(),
         help: "apply the file".to_owned(),
     });
+    let retired: BTreeSet<FoundBinding> = plan.retired.iter().map(FoundBinding::from).collect();
     let extra = found
         .difference(&planned)
         .filter(|binding| sources.contains(binding.source.as_str()))
@@ -109,7 +134,10 @@ fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
             object: shown(binding),
             what: "is on the broker and not in the file, so messages are copied or go astray"
                 .to_owned(),
-            help: "unbind it by hand".to_owned(),
+            help: match retired.contains(binding) {
+                true => "apply the file".to_owned(),
+                false => "unbind it by hand".to_owned(),
+            },
         });
     missing.chain(extra).collect()
 }
@@ -176,7 +204,7 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
 
 fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = snapshot.nodes.unwrap_or(1);
-    let classic = |tier: &&crate::topology::Tier| tier.queue == QueueType::Classic && nodes > 1;
+    let classic = |tier: &&Tier| tier.queue == QueueType::Classic && nodes > 1;
     let tiers = topology.tiers().iter().filter(classic);
     tiers
         .map(|tier| Finding {
@@ -190,7 +218,7 @@ fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> 
 
 fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     let names = topology.names();
-    let idle = |tier: &crate::topology::Tier| {
+    let idle = |tier: &Tier| {
         let queue = snapshot.queues.get(&names.queue(tier))?;
         let (severity, waiting) = match queue.messages {
             0 => (Severity::Note, String::new()),

@@ -144,17 +144,15 @@ impl fmt::Display for Report {
         }
         let count = |severity| {
             let findings = self.findings.iter();
-            findings
-                .filter(|finding| finding.severity == severity)
-                .count()
+            let count = findings.filter(|finding| finding.severity == severity);
+            match count.count() {
+                1 => format!("1 {severity}"),
+                count => format!("{count} {severity}s"),
+            }
         };
-        write!(
-            out,
-            "{} errors, {} warnings, {} notes",
-            count(Severity::Error),
-            count(Severity::Warning),
-            count(Severity::Note)
-        )
+        let [errors, warnings, notes] =
+            [Severity::Error, Severity::Warning, Severity::Note].map(count);
+        write!(out, "{errors}, {warnings}, {notes}")
     }
 }
 

@@ -286,6 +286,11 @@ impl Node {
         &self.name
     }
 
+    /// The folder of its files. Its scripts can reach what is in there, even from a chroot.
+    pub fn folder(&self) -> std::path::PathBuf {
+        self.path("")
+    }
+
     /// The URL for clients, with the default virtual host.
     pub fn amqp_url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}", self.amqp.number())

@@ -1,0 +1,81 @@
+//! Brokers that cannot be entered.
+
+use tierline::Error;
+use tierline::broker::Connection;
+use tierline_testbed::vhost;
+use tokio::net::TcpListener;
+
+async fn refused(url: &str) -> Error {
+    Connection::open(url, "test").await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_broker_that_is_not_there_is_named_without_the_password() {
+    let error = refused("amqp://ada:secret@127.0.0.1:1/hotel").await;
+    assert!(matches!(error, Error::BrokerUnreachable { .. }) && error.is_transient());
+    let shown = format!("{error} {error:?}");
+    assert!(shown.contains("amqp://127.0.0.1:1/hotel"), "{shown}");
+    assert!(!shown.contains("secret"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_from_a_broker_that_is_down() {
+    let vhost = vhost().await;
+    let (_, host) = vhost.amqp_url().rsplit_once('@').unwrap();
+    let error = refused(&format!("amqp://ada:secret@{host}")).await;
+    assert!(matches!(error, Error::LoginRefused { .. }) && !error.is_transient());
+    let shown = format!("{error} {error:?}");
+    assert!(
+        shown.contains("\"ada\"") && !shown.contains("secret"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_virtual_host_that_does_not_exist_is_named() {
+    let vhost = vhost().await;
+    let error = refused(&format!("{}-gone%27s", vhost.amqp_url())).await;
+    assert!(matches!(error, Error::VirtualHostRefused { .. }), "{error}");
+    assert!(!error.is_transient());
+    let shown = format!("{error} {error:?}");
+    assert!(
+        shown.contains("-gone's") && !shown.contains("guest"),
+        "{shown}"
+    );
+}
+
+// The clock is paused, and so jumps to the deadline as soon as all are waiting.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up_and_let_go() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let error = refused(&format!("amqp://ada:secret@127.0.0.1:{port}")).await;
+    assert!(
+        error.to_string().contains("no answer within 10 s"),
+        "{error}"
+    );
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_something_else_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    });
+    let error = refused(&format!("amqp://ada:secret@127.0.0.1:{port}")).await;
+    assert!(matches!(error, Error::BrokerUnreachable { .. }), "{error}");
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn the_version_is_the_one_that_the_broker_reports() {
+    let vhost = vhost().await;
+    let connection = Connection::open(vhost.amqp_url(), "test").await.unwrap();
+    let expected = tierline_testbed::Release::find().unwrap();
+    let reported = connection.capabilities().version.to_string();
+    assert!(expected.version().starts_with(&reported), "{reported}");
+    connection.close().await;
+}

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use lapin::options::{BasicConsumeOptions, BasicGetOptions};
+use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
@@ -68,21 +70,34 @@ async fn connect(url: &str) -> Tierline {
 }
 
 /// Takes every message out of a queue.
-async fn take_all(url: &str, queue: &str) -> Vec<Message> {
-    let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
-    let channel = connection.create_channel().await.unwrap();
-    let mut messages = Vec::new();
-    while let Some(got) = channel
-        .basic_get(queue.into(), BasicGetOptions { no_ack: true })
+async fn take_all(vhost: &Vhost, queue: &str) -> Vec<Message> {
+    let depth = vhost.depth(queue).await.unwrap();
+    let taken = take(vhost, queue, depth as usize).await;
+    taken.into_iter().map(|(message, _)| message).collect()
+}
+
+/// Takes as many messages out of a queue, waiting for them; each with the time of its arrival.
+async fn take(vhost: &Vhost, queue: &str, count: usize) -> Vec<(Message, SystemTime)> {
+    let properties = ConnectionProperties::default();
+    let connection = Connection::connect(vhost.amqp_url(), properties)
         .await
-        .unwrap()
-    {
-        let payload = got.delivery.data.clone();
-        let tier = queue.rsplit('.').next().unwrap();
-        let read = Message::from_wire(&got.delivery.properties, payload, tier, SystemTime::now());
-        messages.push(read.unwrap());
-    }
-    messages
+        .unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let options = BasicConsumeOptions {
+        no_ack: true,
+        ..BasicConsumeOptions::default()
+    };
+    let consumer = channel
+        .basic_consume(queue.into(), "".into(), options, FieldTable::default())
+        .await
+        .unwrap();
+    let tier = queue.rsplit('.').next().unwrap();
+    let read = async |delivery: lapin::Result<lapin::message::Delivery>| {
+        let (delivery, now) = (delivery.unwrap(), SystemTime::now());
+        let read = Message::from_wire(&delivery.properties, delivery.data, tier, now);
+        (read.unwrap(), now)
+    };
+    consumer.take(count).then(read).collect().await
 }
 
 #[tokio::test]
@@ -99,18 +114,28 @@ async fn a_confirmed_task_is_in_its_tier_with_everything_that_was_said() {
         .header("tenant", "ada")
         .await
         .unwrap();
-    assert_eq!((plain.tier.as_str(), full.id.as_str()), ("critical", "order-2"));
+    assert_eq!(
+        (plain.tier.as_str(), full.id.as_str()),
+        ("critical", "order-2")
+    );
 
     // The more urgent one comes first.
-    let [second, first] = &take_all(vhost.amqp_url(), "shop.critical").await[..] else {
+    let [second, first] = &take_all(&vhost, "shop.critical").await[..] else {
         panic!("not two messages");
     };
-    assert_eq!((first.id.clone(), first.priority, first.attempt), (plain.id, 7, 1));
+    assert_eq!(
+        (first.id.clone(), first.priority, first.attempt),
+        (plain.id, 7, 1)
+    );
     assert_eq!(first.payload, br#"{"order":1}"#);
     assert!(first.enqueued_at >= before && first.expires_at.is_none());
     assert_eq!((second.task.as_str(), second.priority), ("order.pay", 9));
     assert_eq!(second.headers["tenant"], "ada");
-    let lifetime = second.expires_at.unwrap().duration_since(second.enqueued_at).unwrap();
+    let lifetime = second
+        .expires_at
+        .unwrap()
+        .duration_since(second.enqueued_at)
+        .unwrap();
     assert_eq!(lifetime, Duration::from_secs(3600));
 }
 
@@ -119,17 +144,40 @@ async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
     let vhost = vhost().await;
     let app = connect(vhost.amqp_url()).await;
     let large = json!({ "order": "x".repeat(70_000) });
-    assert!(matches!(app.publish(Forget).await, Err(Error::UnmappedTask { .. })));
-    assert!(matches!(app.publish_named("order.pay", &large).await, Err(Error::TooLarge { .. })));
+    assert!(matches!(
+        app.publish(Forget).await,
+        Err(Error::UnmappedTask { .. })
+    ));
+    assert!(matches!(
+        app.publish_named("order.pay", &large).await,
+        Err(Error::TooLarge { .. })
+    ));
     let too_urgent = app.publish(Pay { order: 1 }).priority(11).await;
-    assert!(matches!(too_urgent, Err(Error::InvalidPriority { highest: Some(10), .. })));
+    assert!(matches!(
+        too_urgent,
+        Err(Error::InvalidPriority {
+            highest: Some(10),
+            ..
+        })
+    ));
     let unordered = app.publish(Ship { order: 1 }).priority(1).await;
-    assert!(matches!(unordered, Err(Error::InvalidPriority { highest: None, .. })));
+    assert!(matches!(
+        unordered,
+        Err(Error::InvalidPriority { highest: None, .. })
+    ));
     let long = app.publish(Pay { order: 1 }).delay("31d").await;
     assert!(matches!(long, Err(Error::DelayTooLong { .. })));
-    for (name, value) in [("x-death", "1"), ("tierline-attempt", "9"), ("", "1"), ("big", &"y".repeat(50_000))] {
+    for (name, value) in [
+        ("x-death", "1"),
+        ("tierline-attempt", "9"),
+        ("", "1"),
+        ("big", &"y".repeat(50_000)),
+    ] {
         let refused = app.publish(Pay { order: 1 }).header(name, value).await;
-        assert!(matches!(refused, Err(Error::InvalidMessage { .. })), "{name}");
+        assert!(
+            matches!(refused, Err(Error::InvalidMessage { .. })),
+            "{name}"
+        );
     }
     let nameless = app.publish(Pay { order: 1 }).id("").await;
     assert!(matches!(nameless, Err(Error::InvalidMessage { .. })));
@@ -151,7 +199,10 @@ async fn each_unroutable_task_is_told_so_and_no_other_one_is() {
     for (order, outcome) in outcomes.iter().enumerate() {
         match order % 2 {
             0 => assert!(outcome.is_ok(), "{outcome:?}"),
-            _ => assert!(matches!(outcome, Err(Error::Unroutable { .. })), "{outcome:?}"),
+            _ => assert!(
+                matches!(outcome, Err(Error::Unroutable { .. })),
+                "{outcome:?}"
+            ),
         }
     }
     assert_eq!(vhost.depth("shop.critical").await.unwrap(), 200);
@@ -161,14 +212,20 @@ async fn each_unroutable_task_is_told_so_and_no_other_one_is() {
 async fn a_full_queue_refuses_until_there_is_room() {
     let vhost = vhost().await;
     let app = connect(vhost.amqp_url()).await;
-    let publish = || app.publish_named("order.count", &json!(null)).deadline("1s");
+    let publish = || {
+        app.publish_named("order.count", &json!(null))
+            .deadline("1s")
+    };
     // A quorum queue may take one more than its limit before it refuses.
     let mut refused = None;
     for _ in 0..4 {
         refused = publish().await.err().or(refused);
     }
-    assert!(matches!(refused, Some(Error::Refused { .. })), "{refused:?}");
-    assert!(!take_all(vhost.amqp_url(), "shop.small").await.is_empty());
+    assert!(
+        matches!(refused, Some(Error::Refused { .. })),
+        "{refused:?}"
+    );
+    assert!(!take_all(&vhost, "shop.small").await.is_empty());
     publish().deadline("10s").await.unwrap();
 }
 
@@ -182,8 +239,15 @@ async fn many_at_once_each_have_their_outcome_in_their_order() {
     }));
     let outcomes: Vec<_> = app.publish_many(requests).collect().await;
     assert_eq!(outcomes.len(), 10_000);
-    let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err()).collect();
-    assert!(matches!(failed[..], [(5_000, Err(Error::UnmappedTask { .. }))]), "{failed:?}");
+    let failed: Vec<_> = outcomes
+        .iter()
+        .enumerate()
+        .filter(|(_, outcome)| outcome.is_err())
+        .collect();
+    assert!(
+        matches!(failed[..], [(5_000, Err(Error::UnmappedTask { .. }))]),
+        "{failed:?}"
+    );
     assert_eq!(vhost.depth("shop.normal").await.unwrap(), 9_999);
 }
 
@@ -203,19 +267,9 @@ async fn delayed_tasks_arrive_in_their_tier_and_none_early() {
     }))
     .await;
 
-    let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
-    let channel = connection.create_channel().await.unwrap();
-    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-    let mut consumer = channel
-        .basic_consume("shop.normal".into(), "".into(), options, FieldTable::default())
-        .await
-        .unwrap();
-    for _ in delays {
-        let delivery = consumer.next().await.unwrap().unwrap();
-        let arrived = SystemTime::now();
-        let read = Message::from_wire(&delivery.properties, delivery.data, "normal", arrived).unwrap();
-        let (_, due) = published.iter().find(|(id, _)| *id == read.id).unwrap();
-        assert!(arrived >= *due, "{} came early", read.id);
+    for (message, arrived) in take(&vhost, "shop.normal", delays.len()).await {
+        let (_, due) = published.iter().find(|(id, _)| *id == message.id).unwrap();
+        assert!(arrived >= *due, "{} came early", message.id);
     }
 }
 
@@ -238,9 +292,11 @@ async fn a_publish_that_is_dropped_costs_nobody_else_anything() {
 async fn an_app_that_may_not_declare_says_what_is_missing() {
     let vhost = vhost().await;
     let map = Topology::parse(MAP).unwrap();
-    let verifying = Tierline::builder(map).amqp(vhost.amqp_url()).on_connect(OnConnect::Verify);
+    let verifying = Tierline::builder(map)
+        .amqp(vhost.amqp_url())
+        .on_connect(OnConnect::Verify);
     let error = verifying.clone().connect().await.unwrap_err().to_string();
-    assert!(error.contains("shop.critical"), "{error}");
+    assert!(error.contains("nothing of it is on the broker"), "{error}");
     assert!(vhost.queue_names().await.unwrap().is_empty());
 
     connect(vhost.amqp_url()).await;
@@ -255,23 +311,20 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     broker.flush_declarations().await.unwrap();
     let deadline = Duration::from_secs(2);
 
+    let is_over = Arc::new(AtomicBool::new(false));
     let publishers: Vec<_> = (0..20_u64)
         .map(|publisher| {
-            let app = app.clone();
+            let (app, is_over) = (app.clone(), Arc::clone(&is_over));
             tokio::spawn(async move {
                 let mut outcomes = Vec::new();
-                for number in 0.. {
-                    let order = publisher << 32 | number;
+                while !is_over.load(Ordering::Relaxed) {
+                    let order = publisher << 32 | outcomes.len() as u64;
                     let begin = Instant::now();
-                    let outcome = match number % 2 {
+                    let outcome = match order % 2 {
                         0 => app.publish(Pay { order }).deadline(deadline).await,
                         _ => app.publish(Ship { order }).deadline(deadline).await,
                     };
-                    let took = begin.elapsed();
-                    outcomes.push((order, outcome, took));
-                    if app.publish_named("stop", &json!(null)).await.is_ok() || number == 3_000 {
-                        break;
-                    }
+                    outcomes.push((order, outcome, begin.elapsed()));
                 }
                 outcomes
             })
@@ -284,12 +337,25 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     broker.raise_memory_alarm().await.unwrap();
     broker.clear_memory_alarm().await.unwrap();
     broker.pause().await.unwrap();
+    let silent = app.publish(Pay { order: 0 }).deadline(deadline).await;
+    assert!(
+        matches!(
+            silent,
+            Err(Error::Unconfirmed { .. } | Error::NotConnected { .. })
+        ),
+        "{silent:?}"
+    );
     broker.resume().await.unwrap();
+    app.publish(Pay { order: 0 }).deadline("60s").await.unwrap();
+    is_over.store(true, Ordering::Relaxed);
 
     let mut confirmed = HashSet::new();
     for publisher in publishers {
         for (order, outcome, took) in publisher.await.unwrap() {
-            assert!(took < deadline + Duration::from_millis(500), "{outcome:?} took {took:?}");
+            assert!(
+                took < deadline + Duration::from_millis(500),
+                "{outcome:?} took {took:?}"
+            );
             match outcome {
                 Ok(_) => {
                     confirmed.insert(order);
@@ -300,13 +366,21 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     }
     let mut stored = HashSet::new();
     for queue in ["shop.critical", "shop.normal"] {
-        for message in take_all(vhost.amqp_url(), queue).await {
+        for message in take_all(&vhost, queue).await {
             let ship: Ship = serde_json::from_slice(&message.payload).unwrap();
             stored.insert(ship.order);
         }
     }
     let lost: Vec<_> = confirmed.difference(&stored).collect();
-    assert!(lost.is_empty(), "{} of {} confirmed tasks are lost", lost.len(), confirmed.len());
-    assert!(confirmed.len() > 1_000, "only {} were confirmed", confirmed.len());
-    let _: &Vhost = &vhost;
+    assert!(
+        lost.is_empty(),
+        "{} of {} confirmed tasks are lost",
+        lost.len(),
+        confirmed.len()
+    );
+    assert!(
+        confirmed.len() > 1_000,
+        "only {} were confirmed",
+        confirmed.len()
+    );
 }

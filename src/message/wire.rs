@@ -221,3 +221,88 @@ fn time(milliseconds: i64) -> SystemTime {
     let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::PublishRequest;
+
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Greet;
+
+    impl crate::Task for Greet {
+        const NAME: &'static str = "greet";
+    }
+
+    fn message() -> Message {
+        let mut request = PublishRequest::new(&Greet).unwrap();
+        request
+            .headers
+            .insert("tenant".to_owned(), "ada".to_owned());
+        request.expires = Some(Duration::from_secs(60));
+        request.traceparent = Some("00-1-2-01".to_owned());
+        Message::first(request, "normal", 4, time(1_700_000_000_123)).next_attempt()
+    }
+
+    #[test]
+    fn a_message_comes_out_as_it_went_in() {
+        let sent = message();
+        let properties = sent.properties("hotel").unwrap();
+        assert_eq!(properties.delivery_mode(), &Some(PERSISTENT));
+        assert!(properties.expiration().is_none());
+        let payload = sent.payload.clone();
+        let received = Message::from_wire(&properties, payload, "normal", SystemTime::now());
+        assert_eq!(received.unwrap(), sent);
+    }
+
+    #[test]
+    fn a_foreign_message_needs_a_type_and_a_body_alone() {
+        let now = time(5_000);
+        let properties = BasicProperties::default().with_type("greet".into());
+        let read = Message::from_wire(&properties, b"null".to_vec(), "normal", now).unwrap();
+        assert_eq!(
+            (read.task.as_str(), read.attempt, read.enqueued_at),
+            ("greet", 1, now)
+        );
+        assert!(!read.id.as_str().is_empty() && read.expires_at.is_none());
+
+        let nameless = BasicProperties::default();
+        let error = Message::from_wire(&nameless, Vec::new(), "normal", now).unwrap_err();
+        assert!(error.contains("\"type\""), "{error}");
+    }
+
+    #[test]
+    fn numbers_of_every_width_are_read_and_odd_ones_do_no_harm() {
+        let read = |value: AMQPValue| {
+            let mut headers = FieldTable::default();
+            insert(&mut headers, "tierline-attempt", value.clone());
+            insert(&mut headers, "tierline-expires-at", value);
+            let properties = BasicProperties::default()
+                .with_type("greet".into())
+                .with_headers(headers);
+            Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap()
+        };
+        for value in [
+            AMQPValue::ShortShortUInt(3),
+            AMQPValue::ShortInt(3),
+            AMQPValue::LongUInt(3),
+            AMQPValue::LongLongInt(3),
+        ] {
+            assert_eq!(read(value).attempt, 3);
+        }
+        assert_eq!(read(AMQPValue::LongLongInt(i64::MIN)).attempt, 1);
+        assert_eq!(read(AMQPValue::LongLongInt(i64::MAX)).attempt, u32::MAX);
+        assert_eq!(read(AMQPValue::LongString("3".into())).attempt, 1);
+    }
+
+    #[test]
+    fn a_later_version_of_the_format_is_not_misread() {
+        let mut headers = FieldTable::default();
+        insert(&mut headers, "tierline-version", AMQPValue::LongInt(2));
+        let properties = BasicProperties::default()
+            .with_type("greet".into())
+            .with_headers(headers);
+        let error = Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap_err();
+        assert!(error.contains("version 2"), "{error}");
+    }
+}

@@ -182,3 +182,55 @@ impl Reactor for ListeningReactor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lapin::protocol::connection::{AMQPMethod, Start};
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    /// The first frame of a broker that reports `version`.
+    fn frame(version: &str) -> Vec<u8> {
+        let mut server_properties = FieldTable::default();
+        server_properties.insert("version".into(), AMQPValue::LongString(version.into()));
+        let start = Start {
+            version_major: 0,
+            version_minor: 9,
+            server_properties,
+            mechanisms: "PLAIN".into(),
+            locales: "en_US".into(),
+        };
+        let class = AMQPClass::Connection(AMQPMethod::Start(start));
+        let write = lapin::protocol::gen_class(&class);
+        let payload = write(Vec::new().into()).unwrap().into_inner().0;
+        let length = u32::try_from(payload.len()).unwrap();
+        [&[1, 0, 0][..], &length.to_be_bytes(), &payload, &[0xCE]].concat()
+    }
+
+    #[test]
+    fn the_version_is_read_in_whatever_pieces_it_arrives() {
+        let frame = frame("4.3.6");
+        for size in [1, 6, 7, 8, frame.len()] {
+            let greeting = Greeting::default();
+            let wants_more: Vec<_> = frame
+                .chunks(size)
+                .map(|piece| greeting.keep(piece))
+                .collect();
+            assert_eq!(greeting.version().as_deref(), Some("4.3.6"));
+            assert!(!wants_more.last().unwrap());
+        }
+    }
+
+    #[test]
+    fn junk_has_no_version_and_is_not_kept_for_ever() {
+        let greeting = Greeting::default();
+        assert_eq!(greeting.version(), None);
+        while greeting.keep(&[0xFF; 1024]) {}
+        assert_eq!(greeting.version(), None);
+
+        let greeting = Greeting::default();
+        assert!(!greeting.keep(&[0; 50]));
+        assert_eq!(greeting.version(), None);
+    }
+}

@@ -17,6 +17,7 @@ use futures_io::{AsyncRead, AsyncWrite};
 use lapin::AsyncTcpStream;
 use lapin::protocol::{AMQPClass, connection, parse_class};
 use lapin::types::AMQPValue;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Far above what any broker says of itself: what is longer is no greeting.
 const LONGEST: usize = 64 << 10;
@@ -28,6 +29,9 @@ const FRAME_HEAD: usize = 7;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Greeting {
     received: Arc<Mutex<Vec<u8>>>,
+    /// Ends the stream of a connection that nobody waits for any more. lapin gives each a thread,
+    /// and would keep it, and the socket, for as long as a silent server does.
+    pub(super) abandoned: CancellationToken,
 }
 
 impl Greeting {
@@ -67,6 +71,7 @@ pub(super) struct Listening {
     inner: Inner,
     /// Until it is complete.
     greeting: Option<Greeting>,
+    abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 type Inner = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
@@ -75,7 +80,15 @@ impl Listening {
     pub(super) fn new(inner: Inner, greeting: Greeting) -> Self {
         Self {
             inner,
+            abandoned: Box::pin(greeting.abandoned.clone().cancelled_owned()),
             greeting: Some(greeting),
+        }
+    }
+
+    fn poll_abandoned(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.abandoned.as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => Ok(()),
         }
     }
 
@@ -90,6 +103,7 @@ impl AsyncRead for Listening {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<usize>> {
+        self.poll_abandoned(cx)?;
         let answer = Pin::new(&mut self.inner).poll_read(cx, buffer);
         if let Poll::Ready(Ok(length)) = answer {
             self.heard(&buffer[..length]);
@@ -102,6 +116,7 @@ impl AsyncRead for Listening {
         cx: &mut Context<'_>,
         buffers: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.poll_abandoned(cx)?;
         let answer = Pin::new(&mut self.inner).poll_read_vectored(cx, buffers);
         if let Poll::Ready(Ok(mut length)) = answer {
             for buffer in buffers.iter() {

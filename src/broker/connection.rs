@@ -1,5 +1,6 @@
 //! One connection to the broker.
 
+use std::io;
 use std::time::Duration;
 
 use async_rs::util::RuntimeParts;
@@ -47,12 +48,14 @@ impl Connection {
     pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
         let address: Address = url.parse()?;
         let greeting = Greeting::default();
+        let unless_opened = greeting.abandoned.clone().drop_guard();
         let connecting = connect(&address, name, &greeting);
         let inner = match timeout(OPEN_LIMIT, connecting).await {
             Ok(Ok(inner)) => inner,
             Ok(Err(error)) => return Err(refused(&address, &error)),
             Err(_) => return Err(silent(&address)),
         };
+        unless_opened.disarm();
         let reported = greeting.version().unwrap_or_default();
         let capabilities = Capabilities::of(reported.parse()?)?;
         Ok(Self {
@@ -123,7 +126,10 @@ async fn connect(
         async move |uri, _| {
             let tls = OwnedTLSConfig::default();
             let tokio = TokioRuntime::tokio_current();
-            let stream = uri.connect_with_config_async(tls.as_ref(), &tokio).await?;
+            let connecting = uri.connect_with_config_async(tls.as_ref(), &tokio);
+            let stream = greeting.abandoned.run_until_cancelled(connecting).await;
+            let abandoned = || io::Error::from(io::ErrorKind::ConnectionAborted);
+            let stream = stream.ok_or_else(abandoned)??;
             Ok(AsyncTcpStream::Plain(Listening::new(
                 stream,
                 greeting.clone(),

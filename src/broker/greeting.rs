@@ -17,6 +17,7 @@ use futures_io::{AsyncRead, AsyncWrite};
 use lapin::AsyncTcpStream;
 use lapin::protocol::{AMQPClass, connection, parse_class};
 use lapin::types::AMQPValue;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Far above what any broker says of itself: what is longer is no greeting.
 const LONGEST: usize = 64 << 10;
@@ -28,6 +29,9 @@ const FRAME_HEAD: usize = 7;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Greeting {
     received: Arc<Mutex<Vec<u8>>>,
+    /// Ends the stream of a connection that nobody waits for any more. lapin gives each a thread,
+    /// and would keep it, and the socket, for as long as a silent server does.
+    pub(super) abandoned: CancellationToken,
 }
 
 impl Greeting {
@@ -67,6 +71,7 @@ pub(super) struct Listening {
     inner: Inner,
     /// Until it is complete.
     greeting: Option<Greeting>,
+    abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 type Inner = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
@@ -75,7 +80,15 @@ impl Listening {
     pub(super) fn new(inner: Inner, greeting: Greeting) -> Self {
         Self {
             inner,
+            abandoned: Box::pin(greeting.abandoned.clone().cancelled_owned()),
             greeting: Some(greeting),
+        }
+    }
+
+    fn poll_abandoned(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.abandoned.as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => Ok(()),
         }
     }
 
@@ -90,6 +103,7 @@ impl AsyncRead for Listening {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<usize>> {
+        self.poll_abandoned(cx)?;
         let answer = Pin::new(&mut self.inner).poll_read(cx, buffer);
         if let Poll::Ready(Ok(length)) = answer {
             self.heard(&buffer[..length]);
@@ -102,6 +116,7 @@ impl AsyncRead for Listening {
         cx: &mut Context<'_>,
         buffers: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.poll_abandoned(cx)?;
         let answer = Pin::new(&mut self.inner).poll_read_vectored(cx, buffers);
         if let Poll::Ready(Ok(mut length)) = answer {
             for buffer in buffers.iter() {
@@ -180,5 +195,57 @@ impl Reactor for ListeningReactor {
             let stream = AsyncTcpStream::Plain(connecting.await?);
             Ok(Listening::new(stream, greeting))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::protocol::connection::{AMQPMethod, Start};
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    /// The first frame of a broker that reports `version`.
+    fn frame(version: &str) -> Vec<u8> {
+        let mut server_properties = FieldTable::default();
+        server_properties.insert("version".into(), AMQPValue::LongString(version.into()));
+        let start = Start {
+            version_major: 0,
+            version_minor: 9,
+            server_properties,
+            mechanisms: "PLAIN".into(),
+            locales: "en_US".into(),
+        };
+        let class = AMQPClass::Connection(AMQPMethod::Start(start));
+        let write = lapin::protocol::gen_class(&class);
+        let payload = write(Vec::new().into()).unwrap().into_inner().0;
+        let length = u32::try_from(payload.len()).unwrap();
+        [&[1, 0, 0][..], &length.to_be_bytes(), &payload, &[0xCE]].concat()
+    }
+
+    #[test]
+    fn the_version_is_read_in_whatever_pieces_it_arrives() {
+        let frame = frame("4.3.6");
+        for size in [1, 6, 7, 8, frame.len()] {
+            let greeting = Greeting::default();
+            let wants_more: Vec<_> = frame
+                .chunks(size)
+                .map(|piece| greeting.keep(piece))
+                .collect();
+            assert_eq!(greeting.version().as_deref(), Some("4.3.6"));
+            assert!(!wants_more.last().unwrap());
+        }
+    }
+
+    #[test]
+    fn junk_has_no_version_and_is_not_kept_for_ever() {
+        let greeting = Greeting::default();
+        assert_eq!(greeting.version(), None);
+        while greeting.keep(&[0xFF; 1024]) {}
+        assert_eq!(greeting.version(), None);
+
+        let greeting = Greeting::default();
+        assert!(!greeting.keep(&[0; 50]));
+        assert_eq!(greeting.version(), None);
     }
 }

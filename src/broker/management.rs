@@ -59,7 +59,7 @@ impl Management {
             ));
         }
         let base = format!("{scheme}://{}", host.trim_end_matches('/'));
-        if base.parse::<ureq::http::Uri>().is_err() {
+        if !has_host(&base) {
             return Err(invalid("its host or port is not one"));
         }
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
@@ -138,6 +138,17 @@ impl Management {
             _ => Ok((status, Value::Null)),
         }
     }
+}
+
+/// Whether a URL has a host, and a number for a port if it has one.
+fn has_host(url: &str) -> bool {
+    let Ok(url) = url.parse::<ureq::http::Uri>() else {
+        return false;
+    };
+    url.authority().is_some_and(|authority| {
+        let port = authority.as_str().strip_prefix(authority.host());
+        port == Some("") || authority.port_u16().is_some()
+    })
 }
 
 /// Room for some 100,000 queues.

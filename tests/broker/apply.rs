@@ -10,7 +10,7 @@ use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 use tierline_testbed::{Vhost, vhost};
 
-use crate::{apply, hotel, hotel_with, management, open, plan, publish, stranger};
+use crate::{apply, hotel, hotel_with, management, open, plan, publish, stranger, until};
 
 const DAYS_30: u64 = 30 * 86_400_000;
 
@@ -250,11 +250,4 @@ async fn everything(vhost: &Vhost) -> Vec<(String, Value)> {
         }
     }
     queues
-}
-
-async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
-    let asking = async { while !happened().await {} };
-    let limit = std::time::Duration::from_secs(30);
-    let waited = tokio::time::timeout(limit, asking).await;
-    assert!(waited.is_ok(), "{what}: not within {limit:?}");
 }

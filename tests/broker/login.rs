@@ -1,8 +1,11 @@
 //! Brokers that cannot be entered.
 
+use std::time::Duration;
+
 use tierline::Error;
 use tierline::broker::Connection;
 use tierline_testbed::vhost;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
 async fn refused(url: &str) -> Error {
@@ -46,7 +49,7 @@ async fn a_virtual_host_that_does_not_exist_is_named() {
 
 // The clock is paused, and so jumps to the deadline as soon as all are waiting.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_says_nothing_is_given_up_and_let_go() {
+async fn a_server_that_says_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = refused(&format!("amqp://ada:secret@127.0.0.1:{port}")).await;
@@ -55,6 +58,24 @@ async fn a_server_that_says_nothing_is_given_up_and_let_go() {
         "{error}"
     );
     assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn an_attempt_that_is_given_up_leaves_no_connection_behind() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let url = format!("amqp://127.0.0.1:{port}");
+    let opening = tokio::spawn(async move { Connection::open(&url, "test").await });
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).await.unwrap();
+    assert_eq!(&header, b"AMQP\x00\x00\x09\x01");
+
+    opening.abort();
+
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the connection is still open");
 }
 
 #[tokio::test]

@@ -69,3 +69,11 @@ async fn publish(channel: &Channel, exchange: &str, key: &str) -> lapin::Result<
         .await
         .map(|_| ())
 }
+
+/// Asks again and again until the answer is yes.
+async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
+    let asking = async { while !happened().await {} };
+    let limit = std::time::Duration::from_secs(30);
+    let waited = tokio::time::timeout(limit, asking).await;
+    assert!(waited.is_ok(), "{what}: not within {limit:?}");
+}

@@ -233,3 +233,102 @@ fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     };
     topology.tiers().iter().filter_map(idle).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::snapshot::{ExchangeDetails, QueueDetails};
+    use super::*;
+
+    fn hotel() -> (Topology, Plan) {
+        let topology = Topology::load("topology/hotel.toml").unwrap();
+        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, &capabilities).unwrap();
+        (topology, plan)
+    }
+
+    /// A broker that is just as the plan says, with workers.
+    fn healthy(plan: &Plan) -> Snapshot {
+        let arguments = |arguments| match json!(arguments) {
+            serde_json::Value::Object(arguments) => arguments,
+            other => panic!("{other}"),
+        };
+        let exchanges = plan.exchanges.iter().map(|exchange| {
+            let details = ExchangeDetails {
+                kind: exchange.kind.as_str().to_owned(),
+                durable: true,
+                arguments: arguments(&exchange.arguments),
+            };
+            (exchange.name.clone(), Some(details))
+        });
+        let queues = plan.queues.iter().map(|queue| {
+            let details = QueueDetails {
+                durable: true,
+                arguments: arguments(&queue.arguments),
+                ..QueueDetails::default()
+            };
+            let queue_found = FoundQueue {
+                consumers: 1,
+                details: Some(details),
+                ..FoundQueue::default()
+            };
+            (queue.name.clone(), queue_found)
+        });
+        Snapshot {
+            exchanges: exchanges.collect(),
+            queues: queues.collect(),
+            bindings: Some(plan.bindings.iter().map(FoundBinding::from).collect()),
+            nodes: Some(1),
+        }
+    }
+
+    #[test]
+    fn a_broker_that_is_as_the_plan_says_gives_no_finding() {
+        let (topology, plan) = hotel();
+        assert_eq!(all(&topology, &plan, &healthy(&plan)), []);
+    }
+
+    #[test]
+    fn a_classic_tier_in_a_cluster_is_a_warning() {
+        let (topology, plan) = hotel();
+        let mut snapshot = healthy(&plan);
+        snapshot.nodes = Some(3);
+        let found = all(&topology, &plan, &snapshot);
+        let found: Vec<_> = found
+            .iter()
+            .map(|finding| finding.object.as_str())
+            .collect();
+        assert_eq!(found, ["tier critical", "tier high", "tier calls"]);
+    }
+
+    #[test]
+    fn a_queue_that_is_not_durable_differs() {
+        let (topology, plan) = hotel();
+        let mut snapshot = healthy(&plan);
+        let queue = snapshot.queues.get_mut("hotel.high").unwrap();
+        queue.details.as_mut().unwrap().durable = false;
+        let found = all(&topology, &plan, &snapshot);
+        let expected = "has other arguments: durable: the file says true, the broker has false";
+        assert_eq!(found[0].what, expected);
+    }
+
+    #[test]
+    fn the_binding_of_an_earlier_generation_is_mended_by_applying() {
+        let file = std::fs::read_to_string("topology/hotel.toml").unwrap();
+        let file = file.replace("[tiers.low]", "[tiers.low]\ngeneration = 2");
+        let topology = Topology::parse(file).unwrap();
+        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, &capabilities).unwrap();
+        assert_eq!(plan.retired.len(), 2);
+        let mut snapshot = healthy(&plan);
+        let bindings = snapshot.bindings.as_mut().unwrap();
+        bindings.extend(plan.retired.iter().map(FoundBinding::from));
+        let found = all(&topology, &plan, &snapshot);
+        assert!(
+            found.iter().all(|finding| finding.help == "apply the file"),
+            "{found:?}"
+        );
+        assert_eq!(found.len(), 2);
+    }
+}

@@ -85,6 +85,8 @@ pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Repo
 /// Compares `topology` with the broker, with AMQP and the management API: arguments, bindings,
 /// policies, nodes, and what the file no longer has.
 ///
+/// The management API tells of a new policy some seconds after it was set.
+///
 /// # Errors
 /// As [`doctor`], and [`Error::ManagementFailed`].
 #[cfg(feature = "management")]

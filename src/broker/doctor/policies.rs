@@ -84,3 +84,71 @@ fn overflows(queue: &Queue, policy: &Value) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Topology;
+    use crate::topology::capabilities::Capabilities;
+
+    /// Whether a policy with one setting is found on a queue of the hotel.
+    fn is_found(queue: &str, key: &str, value: Value) -> bool {
+        let topology = Topology::load("topology/hotel.toml").unwrap();
+        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, &capabilities).unwrap();
+        let queue = plan
+            .queues
+            .iter()
+            .find(|found| found.name == queue)
+            .unwrap();
+        let mut details = QueueDetails::default();
+        details.policy.insert(key.to_owned(), value);
+        !check_queue(queue, &details).is_empty()
+    }
+
+    #[test]
+    fn a_limit_counts_only_where_it_is_the_smaller_one() {
+        assert!(is_found("hotel.critical", "message-ttl", json!(1000)));
+        assert!(is_found("hotel.critical.dlq", "message-ttl", json!(1000)));
+        assert!(!is_found(
+            "hotel.critical.dlq",
+            "message-ttl",
+            json!(4_000_000_000_u64)
+        ));
+        assert!(is_found("hotel.delay.low.05", "message-ttl", json!(0)));
+        assert!(is_found("hotel.low", "delivery-limit", json!(99)));
+        assert!(!is_found("hotel.low", "delivery-limit", json!(100)));
+        assert!(!is_found("hotel.low", "delivery-limit", json!(-1)));
+        assert!(is_found("hotel.low", "max-length", json!(5)));
+    }
+
+    #[test]
+    fn overflow_is_the_policys_on_quorum_queues_alone() {
+        assert!(is_found("hotel.low", "overflow", json!("drop-head")));
+        assert!(!is_found("hotel.low", "overflow", json!("reject-publish")));
+        assert!(!is_found("hotel.critical", "overflow", json!("drop-head")));
+    }
+
+    #[test]
+    fn what_leads_messages_astray_or_deletes_queues_is_found() {
+        assert!(is_found(
+            "hotel.delay.low.05",
+            "dead-letter-routing-key",
+            json!("x")
+        ));
+        assert!(is_found(
+            "hotel.low.dlq",
+            "dead-letter-exchange",
+            json!("x")
+        ));
+        assert!(!is_found("hotel.low", "dead-letter-exchange", json!("x")));
+        assert!(is_found("hotel.low", "expires", json!(1000)));
+        assert!(!is_found(
+            "hotel.low",
+            "queue-leader-locator",
+            json!("balanced")
+        ));
+    }
+}

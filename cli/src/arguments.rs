@@ -57,7 +57,7 @@ Examples:
         input: Input,
         /// Plan for this version of RabbitMQ, such as 4.3 [default: that of the broker if one is
         /// given, else the newest]
-        #[arg(long, value_name = "VERSION", conflicts_with = "amqp")]
+        #[arg(long, value_name = "VERSION")]
         broker_version: Option<Version>,
         #[command(flatten)]
         broker: OptionalBroker,

@@ -110,7 +110,9 @@ fn plan_needs_no_broker_and_minds_the_version() {
     let (code, out, _) = run(&["plan", HOTEL, "--json"]);
     let plan: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, plan["queues"].as_array().unwrap().len()), (0, 108));
-    let (code, out, _) = run(&["plan", HOTEL, "--broker-version", "3.10"]);
+    let mut plan = tierline(&["plan", HOTEL, "--broker-version", "3.10"]);
+    plan.env("AMQP_URL", "amqp://127.0.0.1:1");
+    let (code, out, _) = finished(plan.output().unwrap());
     assert_eq!(code, 0);
     assert!(out.contains("108 queues"), "{out}");
     let (code, _, err) = run(&["plan", HOTEL, "--broker-version", "3.9"]);

@@ -103,8 +103,11 @@ impl Change {
     fn from_refusal(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("inequivalent arg '")?;
         let (argument, rest) = rest.split_once('\'')?;
-        let (_, values) = rest.rsplit_once(": received ")?;
-        let (received, current) = values.split_once(" but current is ")?;
+        // The broker cuts an answer off at 255 bytes, and long names leave no room for values.
+        let cut_off = ("'…'", "'…'");
+        let values = rest.rsplit_once(": received ");
+        let values = values.and_then(|(_, values)| values.split_once(" but current is "));
+        let (received, current) = values.unwrap_or(cut_off);
         Some(Self {
             argument: argument.to_owned(),
             file: value(received),
@@ -236,6 +239,12 @@ mod tests {
                 "type",
                 Some("direct"),
                 Some("topic"),
+            ),
+            (
+                "PRECONDITION_FAILED - inequivalent arg 'x-overflow' for queue 'hotel.a-very-lon...",
+                "x-overflow",
+                Some("…"),
+                Some("…"),
             ),
         ] {
             let change = Change::from_refusal(text).unwrap();

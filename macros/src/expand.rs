@@ -1,6 +1,6 @@
 //! What the macros write.
 
-use proc_macro2::{Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Attribute, DeriveInput, ItemFn, LitStr, Path, ReturnType, Signature, Type};
@@ -20,13 +20,17 @@ pub(crate) fn handler(options: TokenStream, function: TokenStream) -> TokenStrea
 }
 
 fn register(options: TokenStream, function: TokenStream) -> syn::Result<TokenStream> {
-    let start = function.clone().into_iter().next().span();
-    let function: ItemFn = syn::parse2(function).map_err(|_| {
-        syn::Error::new(
-            start,
-            "`#[task]` goes on an async function; on a payload type, use `#[derive(Task)]`",
-        )
-    })?;
+    let function: ItemFn = match syn::parse2(function.clone()) {
+        Ok(function) => function,
+        // The compiler says what is wrong with the function itself, and says it better.
+        Err(_) if is_function_with_body(&function) => return Ok(TokenStream::new()),
+        Err(_) => {
+            return Err(syn::Error::new(
+                function.into_iter().next().span(),
+                "`#[task]` goes on an async function; on a payload type, use `#[derive(Task)]`",
+            ));
+        }
+    };
     let options = HandlerOptions::parse(options)?;
     let arguments = signature::check(&function.sig, &options)?;
 
@@ -41,6 +45,13 @@ fn register(options: TokenStream, function: TokenStream) -> syn::Result<TokenStr
         #(#conditions)*
         #submission
     })
+}
+
+fn is_function_with_body(item: &TokenStream) -> bool {
+    let tokens: Vec<TokenTree> = item.clone().into_iter().collect();
+    let is_function = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "fn");
+    let is_body = |token: &TokenTree| matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace);
+    tokens.iter().any(is_function) && tokens.last().is_some_and(is_body)
 }
 
 fn submit(
@@ -125,11 +136,17 @@ fn implement_contract(input: TokenStream) -> syn::Result<TokenStream> {
         );
         syn::Error::new(input.ident.span(), message)
     };
-    let attribute = input
+    let mut attributes = input
         .attrs
         .iter()
-        .find(|attribute| attribute.path().is_ident("task"))
-        .ok_or_else(missing)?;
+        .filter(|attribute| attribute.path().is_ident("task"));
+    let attribute = attributes.next().ok_or_else(missing)?;
+    if let Some(second) = attributes.next() {
+        return Err(syn::Error::new_spanned(
+            second,
+            "a payload has one `#[task(…)]`: one type stands for one task",
+        ));
+    }
     let options = ContractOptions::parse(attribute.meta.require_list()?.tokens.clone())?;
     let name = options.name.as_ref().ok_or_else(missing)?;
     let ident = &input.ident;

@@ -7,7 +7,7 @@ use quote::quote;
 use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::punctuated::Punctuated;
-use syn::{Ident, LitBool, LitInt, LitStr, Path, Token};
+use syn::{Ident, Lit, LitBool, LitInt, LitStr, Path, Token};
 
 use crate::name;
 
@@ -16,6 +16,7 @@ const HANDLER_OPTIONS: &str =
 
 /// What `TaskOptions::new` has; the registry checks again.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(360);
+const DEFAULT_BACKOFF_MAX: Duration = Duration::from_secs(600);
 
 /// The options of a handler.
 pub(crate) struct HandlerOptions {
@@ -34,11 +35,13 @@ impl HandlerOptions {
             library: default_library(),
             setters: TokenStream::new(),
         };
-        let mut timeout = None;
+        let mut timeout = DEFAULT_TIMEOUT;
         let mut soft_timeout = None;
+        let mut backoff = None;
+        let mut backoff_max = DEFAULT_BACKOFF_MAX;
         for option in parse_list(tokens)? {
             let key = &option.key;
-            match key.unraw().to_string().as_str() {
+            match key.to_string().as_str() {
                 "name" => options.name = Some(option.task_name()?),
                 "crate" => options.library = option.path()?,
                 "blocking" => options.blocking = Some(option.flag()?),
@@ -53,9 +56,10 @@ impl HandlerOptions {
                 "backoff" | "backoff_max" | "timeout" | "soft_timeout" => {
                     let duration = option.duration()?;
                     match key.to_string().as_str() {
-                        "timeout" => timeout = Some(duration),
+                        "timeout" => timeout = duration,
                         "soft_timeout" => soft_timeout = Some((duration, key.span())),
-                        _ => {}
+                        "backoff" => backoff = Some((duration, key.span())),
+                        _ => backoff_max = duration,
                     }
                     let (seconds, nanoseconds) = (duration.as_secs(), duration.subsec_nanos());
                     options
@@ -65,15 +69,23 @@ impl HandlerOptions {
                 _ => return Err(option.unknown(HANDLER_OPTIONS)),
             }
         }
-        match soft_timeout {
-            Some((soft, span)) if soft >= timeout.unwrap_or(DEFAULT_TIMEOUT) => {
-                Err(syn::Error::new(
-                    span,
-                    "`soft_timeout` must be shorter than `timeout` (6m unless given), so that the handler has time left to end well",
-                ))
-            }
-            _ => Ok(options),
+        if let Some((soft, span)) = soft_timeout
+            && soft >= timeout
+        {
+            return Err(syn::Error::new(
+                span,
+                "`soft_timeout` must be shorter than `timeout` (6m unless given), so that the handler has time left to end well",
+            ));
         }
+        if let Some((backoff, span)) = backoff
+            && backoff > backoff_max
+        {
+            return Err(syn::Error::new(
+                span,
+                "`backoff` is longer than `backoff_max` (10m unless given), which would cut it: raise `backoff_max`, or shorten `backoff`",
+            ));
+        }
+        Ok(options)
     }
 }
 
@@ -90,7 +102,7 @@ impl ContractOptions {
             library: default_library(),
         };
         for option in parse_list(tokens)? {
-            match option.key.unraw().to_string().as_str() {
+            match option.key.to_string().as_str() {
                 "name" => options.name = Some(option.task_name()?),
                 "crate" => options.library = option.path()?,
                 _ => return Err(option.unknown("name, crate (the others belong to the handler)")),
@@ -127,12 +139,21 @@ struct TaskOption {
 
 impl Parse for TaskOption {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        let key = input.call(Ident::parse_any)?;
+        if input.peek(Lit) {
+            return Err(input
+                .error("an option is written `key = value`, such as `name = \"email.send_otp\"`"));
+        }
+        let key = input.call(Ident::parse_any)?.unraw();
         let value = if input.parse::<Option<Token![=]>>()?.is_some() {
             Some(input.parse()?)
         } else {
             None
         };
+        if !input.is_empty() && !input.peek(Token![,]) {
+            let message =
+                format!("expected a comma after `{key}`; its value is written `{key} = …`");
+            return Err(input.error(message));
+        }
         Ok(Self { key, value })
     }
 }
@@ -156,18 +177,23 @@ impl TaskOption {
     }
 
     fn number(&self) -> syn::Result<u32> {
-        let wanted = "a whole number, such as `retries = 5`";
-        match self.literal() {
-            Some(syn::Lit::Int(number)) => {
-                LitInt::base10_parse(number).map_err(|_| self.expected(wanted))
-            }
-            _ => Err(self.expected(wanted)),
-        }
+        let number = match self.literal() {
+            Some(Lit::Int(number)) => LitInt::base10_parse(number).ok(),
+            _ => None,
+        };
+        number.ok_or_else(|| {
+            let wanted = format!(
+                "a whole number up to {}, such as `{} = 5`",
+                u32::MAX,
+                self.key
+            );
+            self.expected(&wanted)
+        })
     }
 
     fn boolean(&self) -> syn::Result<bool> {
         match self.literal() {
-            Some(syn::Lit::Bool(LitBool { value, .. })) => Ok(*value),
+            Some(Lit::Bool(LitBool { value, .. })) => Ok(*value),
             _ => Err(self.expected(&format!("`{0} = true` or `{0} = false`", self.key))),
         }
     }
@@ -194,7 +220,7 @@ impl TaskOption {
 
     fn text(&self, example: &str) -> syn::Result<LitStr> {
         match self.literal() {
-            Some(syn::Lit::Str(text)) => Ok(text.clone()),
+            Some(Lit::Str(text)) => Ok(text.clone()),
             _ => Err(self.expected(&format!(
                 "text in quotes, such as `{} = {example}`",
                 self.key
@@ -202,7 +228,7 @@ impl TaskOption {
         }
     }
 
-    fn literal(&self) -> Option<&syn::Lit> {
+    fn literal(&self) -> Option<&Lit> {
         let mut value = self.value.as_ref()?;
         // A value that a `macro_rules!` passes on comes in an invisible group.
         while let syn::Expr::Group(group) = value {

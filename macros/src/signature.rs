@@ -86,6 +86,12 @@ fn check_arguments(signature: &Signature) -> syn::Result<Arguments<'_>> {
             ));
         }
     };
+    if let Some(context @ Type::ImplTrait(_)) = context {
+        return Err(syn::Error::new_spanned(
+            context,
+            "a task handler cannot be generic: the second argument is `Context`",
+        ));
+    }
     match payload {
         Type::Reference(reference) => Err(syn::Error::new_spanned(
             reference,
@@ -94,6 +100,11 @@ fn check_arguments(signature: &Signature) -> syn::Result<Arguments<'_>> {
         Type::ImplTrait(abstraction) => Err(syn::Error::new_spanned(
             abstraction,
             "a task handler cannot be generic: name the payload's type",
+        )),
+        Type::Tuple(_) | Type::Array(_) => Err(syn::Error::new_spanned(
+            payload,
+            "the payload is a type of your own, since one type stands for one task: put the values into a struct, \
+             and derive `Serialize` and `Deserialize` for it",
         )),
         _ => Ok(Arguments { payload, context }),
     }

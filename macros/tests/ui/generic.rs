@@ -23,4 +23,12 @@ async fn abstracted(otp: impl Into<SendOtp>) -> Result<(), TaskError> {
     Ok(())
 }
 
+#[derive(Serialize, Deserialize)]
+struct Greet;
+
+#[task(name = "email.greet")]
+async fn abstract_context(greet: Greet, cx: impl Send) -> Result<(), TaskError> {
+    Ok(())
+}
+
 fn main() {}

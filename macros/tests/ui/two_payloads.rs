@@ -21,4 +21,9 @@ async fn send_code(code: Code, cx: Context, otp: SendOtp) -> Result<(), TaskErro
     Ok(())
 }
 
+#[task(name = "email.pair")]
+async fn pair(pair: (SendOtp, Code)) -> Result<(), TaskError> {
+    Ok(())
+}
+
 fn main() {}

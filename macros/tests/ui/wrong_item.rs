@@ -5,6 +5,12 @@ use tierline::{Task, task};
 #[task(name = "email.send_otp")]
 struct SendOtp;
 
+// Nothing is added to what the compiler says of a function that is still being written.
+#[task(name = "email.half_written")]
+async fn half_written(otp: SendOtp) {
+    let code = ;
+}
+
 #[derive(Task)]
 struct WithoutName;
 

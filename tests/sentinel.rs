@@ -63,6 +63,22 @@ fn a_mapped_task_without_a_handler_is_a_warning() {
 }
 
 #[test]
+fn the_line_to_add_is_one_that_the_map_reads_whatever_the_name() {
+    #[derive(Serialize, Deserialize)]
+    struct Odd;
+    impl Task for Odd {
+        const NAME: &'static str = "\"odd\" \\ \u{200b}ñ";
+    }
+    let mut registry = Registry::new();
+    registry.register::<Odd, _>(|_: Odd| async {}).unwrap();
+    let sentinel = Sentinel::of(&registry);
+    let report = sentinel.check(&map("")).to_string();
+    let line = report.lines().find(|line| line.contains("= \"TIER\""));
+    let topology = map(&line.unwrap().replace("TIER", "normal"));
+    assert!(sentinel.check(&topology).passes_strictly());
+}
+
+#[test]
 fn a_map_that_cannot_be_read_is_named_with_the_folder_it_was_looked_for_in() {
     let message = panic_message(|| tierline::assert_every_task_is_mapped("no/such/map.toml"));
     assert!(message.contains("no/such/map.toml"), "{message}");

@@ -318,3 +318,50 @@ async fn a_handler_can_be_called_as_the_function_that_it_is() {
     let context = tester.context(&tester.message(&book()));
     assert_eq!(handler(book(), context).await.unwrap(), 1);
 }
+
+#[tokio::test]
+async fn numbers_are_compared_as_they_travel() {
+    #[derive(Serialize, Deserialize)]
+    struct Measure {
+        celsius: f32,
+        total: u128,
+    }
+    impl Task for Measure {
+        const NAME: &'static str = "room.measure";
+    }
+    fn measure() -> Measure {
+        Measure {
+            celsius: 0.1,
+            total: u128::MAX,
+        }
+    }
+    let mut registry = Registry::new();
+    registry
+        .register::<Book, _>(
+            |_: Book, cx: Context| async move { cx.publish(measure()).await.map(drop) },
+        )
+        .unwrap();
+    let tester = Tester::builder().registry(registry).build();
+    tester.run(book()).await;
+    tester.assert_published(&measure());
+}
+
+#[tokio::test]
+async fn as_many_runs_as_are_allowed_are_drained() {
+    let mut registry = Registry::new();
+    registry
+        .register::<Book, _>(|_: Book, cx: Context| async move {
+            for _ in 0..3 {
+                cx.publish(confirm()).await?;
+            }
+            Ok::<_, TaskError>(())
+        })
+        .unwrap();
+    registry
+        .register::<Confirm, _>(|_: Confirm| async {})
+        .unwrap();
+    let tester = Tester::builder().registry(registry).most_runs(2).build();
+    tester.run(book()).await;
+    let endless = tester.drain().await.unwrap_err().to_string();
+    assert!(endless.contains("after 2 runs"), "{endless}");
+}

@@ -35,8 +35,9 @@
 //! ```
 //!
 //! Limits hold as in production. Tests that wait for one should pause tokio's clock, so that they do
-//! not wait in truth. A handler that never yields cannot be stopped by a limit, in a test as little
-//! as in production.
+//! not wait in truth; only for a `blocking` handler must it run, because tokio's paused clock stands
+//! still while a blocking thread works. A handler that never yields cannot be stopped by a limit, in
+//! a test as little as in production.
 
 mod difference;
 mod recording;
@@ -54,7 +55,8 @@ use crate::work::{Executor, Verdict};
 pub use recording::{Published, RecordingPublisher};
 use timeline::{Timeline, later};
 
-/// How many runs [`Tester::drain`] and [`Tester::run_to_end`] do before they give up.
+/// How many runs [`Tester::drain`] and [`Tester::run_to_end`] do before they give up, unless
+/// [`TesterBuilder::most_runs`] says otherwise.
 pub const MOST_RUNS: usize = 1_000;
 
 /// Runs handlers as a worker would, and records what they publish.
@@ -63,6 +65,7 @@ pub struct Tester {
     executor: Executor,
     publisher: Arc<RecordingPublisher>,
     timeline: Arc<Timeline>,
+    most_runs: usize,
 }
 
 impl Tester {
@@ -105,7 +108,7 @@ impl Tester {
     ///
     /// # Errors
     ///
-    /// [`Endless`] where it is not settled after [`MOST_RUNS`] runs.
+    /// [`Endless`] where it is not settled after [`MOST_RUNS`] runs, or as many as the builder was told.
     ///
     /// # Panics
     ///
@@ -123,7 +126,7 @@ impl Tester {
     ///
     /// # Errors
     ///
-    /// [`Endless`] where there is more to do after [`MOST_RUNS`] runs.
+    /// [`Endless`] where there is more to do after [`MOST_RUNS`] runs, or as many as the builder was told.
     pub async fn drain(&self) -> Result<Vec<Run>, Endless> {
         self.run_all(self.publisher.take_new(), || self.publisher.take_new())
             .await
@@ -136,7 +139,7 @@ impl Tester {
     ) -> Result<Vec<Run>, Endless> {
         let mut runs = Vec::new();
         while let Some(next) = earliest(&waiting) {
-            if runs.len() == MOST_RUNS {
+            if runs.len() >= self.most_runs {
                 return Err(Endless::new(&runs, waiting.len()));
             }
             let (due, message) = waiting.remove(next);
@@ -224,6 +227,7 @@ pub struct TesterBuilder {
     registry: Option<Registry>,
     topology: Option<Topology>,
     data: Data,
+    most_runs: Option<usize>,
 }
 
 impl TesterBuilder {
@@ -253,6 +257,16 @@ impl TesterBuilder {
         self
     }
 
+    /// Sets after how many runs [`Tester::drain`] and [`Tester::run_to_end`] give up. Default:
+    /// [`MOST_RUNS`].
+    #[must_use]
+    pub fn most_runs(self, most_runs: usize) -> Self {
+        Self {
+            most_runs: Some(most_runs),
+            ..self
+        }
+    }
+
     /// The tester.
     ///
     /// # Panics
@@ -275,6 +289,7 @@ impl TesterBuilder {
             executor,
             publisher,
             timeline,
+            most_runs: self.most_runs.unwrap_or(MOST_RUNS),
         }
     }
 }
@@ -289,10 +304,11 @@ pub struct Run {
     pub verdict: Verdict,
 }
 
-/// More was left to do after [`MOST_RUNS`] runs: tasks that publish each other, or a snooze without
-/// an end.
+/// More was left to do after all the runs that were allowed: tasks that publish each other, or a
+/// snooze without an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endless {
+    runs: usize,
     last: Vec<String>,
     waiting: usize,
 }
@@ -306,7 +322,11 @@ impl Endless {
             .rev()
             .map(|run| run.message.task.clone())
             .collect();
-        Self { last, waiting }
+        Self {
+            runs: runs.len(),
+            last,
+            waiting,
+        }
     }
 }
 
@@ -314,9 +334,10 @@ impl fmt::Display for Endless {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{} tasks still wait after {MOST_RUNS} runs, the last of which were {}: \
-             look for tasks that publish each other, or that snooze for ever",
+            "{} still to be run after {} runs, the last of which were {}: look for tasks that \
+             publish each other, or that snooze for ever, or allow more with `most_runs`",
             self.waiting,
+            self.runs,
             self.last.join(", ")
         )
     }

@@ -79,12 +79,11 @@ impl RecordingPublisher {
     /// Where no such task was published.
     #[track_caller]
     pub fn assert_published<T: Task>(&self, expected: &T) {
-        let expected = match serde_json::to_value(expected) {
-            Ok(expected) => expected,
-            Err(error) => panic!(
-                "cannot encode the expected payload of `{}` as JSON: {error}",
-                T::NAME
-            ),
+        // By way of text, as what was published: a value made directly keeps other digits of an
+        // `f32`, and has no room for an `u128`.
+        let expected = match PublishRequest::new(expected) {
+            Ok(request) => json(&request.payload),
+            Err(error) => panic!("{error}"),
         };
         let published = self.published();
         let candidates = published
@@ -189,10 +188,13 @@ impl Published {
     }
 
     fn json(&self) -> Value {
-        serde_json::from_slice(&self.message.payload).unwrap_or_else(|_| {
-            Value::String(String::from_utf8_lossy(&self.message.payload).into_owned())
-        })
+        json(&self.message.payload)
     }
+}
+
+fn json(payload: &[u8]) -> Value {
+    serde_json::from_slice(payload)
+        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
 }
 
 /// How many of which task were published.

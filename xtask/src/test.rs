@@ -45,7 +45,24 @@ async fn checks(name: Option<&str>) -> Result<()> {
         }
     }
     let build = cargo(&["test", "--workspace", "--all-features", "--no-run"])?;
-    step("build of the tests", build).await
+    step("build of the tests", build).await?;
+    match name {
+        Some(name) => check_that_one_matches(name),
+        None => Ok(()),
+    }
+}
+
+/// A slip in the name would else run no test and look like success.
+fn check_that_one_matches(name: &str) -> Result<()> {
+    let mut list = cargo(&["test", "--workspace", "--all-features", "--quiet"])?;
+    let output = list.args([name, "--", "--list"]).output()?;
+    let found = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .any(|line| line.ends_with(": test"));
+    if !found {
+        bail!("there is no test whose name contains {name:?}");
+    }
+    Ok(())
 }
 
 /// The library without features, and with each of them alone.

@@ -1,6 +1,7 @@
 //! Where servers keep their data: a folder of its own for every server, gone when it is dropped.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,11 +49,8 @@ impl Folder {
         remove_abandoned(base);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = base.join(format!("{purpose}-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)
-            .with_context(|| format!("could not create {}", path.display()))?;
-        let lock = File::create(path.join("lock"))
-            .and_then(|file| file.lock().map(|()| file))
-            .with_context(|| format!("could not lock {}", path.display()))?;
+        let lock = create_locked(&path)
+            .with_context(|| format!("could not create and lock {}", path.display()))?;
         if !keep() {
             guard::remove(&path)?;
         }
@@ -71,6 +69,23 @@ impl Drop for Folder {
         } else {
             // What cannot be removed now is removed by the guard or the next run.
             let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Creates a folder with a lock file that this process holds.
+fn create_locked(path: &Path) -> io::Result<File> {
+    loop {
+        fs::create_dir_all(path)?;
+        let file = match File::create(path.join("lock")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            created => created?,
+        };
+        file.lock()?;
+        // Another process may have taken the folder for an abandoned one, and removed it, in the
+        // moment between the file and its lock.
+        if path.join("lock").exists() {
+            return Ok(file);
         }
     }
 }

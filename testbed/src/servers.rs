@@ -8,7 +8,9 @@ use crate::compose::Compose;
 use crate::postgres::Postgres;
 use crate::provide;
 use crate::rabbitmq::{Broker, Plugins, Release};
-use crate::shared::{AMQP_URL, DATABASE_URL, check_management, management_url};
+use crate::shared::{
+    AMQP_URL, DATABASE_URL, check_database, check_management, given, management_url,
+};
 
 /// A broker and a Postgres: those of `AMQP_URL` and `DATABASE_URL` where they are set, else private
 /// ones that end with this value.
@@ -35,8 +37,8 @@ impl Servers {
     /// this machine, which are installed first where they are missing and that is allowed; else
     /// starts the services of `compose_file`. Says on standard error what it does.
     pub async fn provide(compose_file: &Path) -> Result<Servers> {
-        let given_amqp = std::env::var(AMQP_URL).ok();
-        let given_database = std::env::var(DATABASE_URL).ok();
+        let given_amqp = given(AMQP_URL);
+        let given_database = given(DATABASE_URL);
         let mut missing = Vec::new();
         if given_amqp.is_none() && Release::is_missing()? {
             missing.push("rabbitmq-server");
@@ -122,6 +124,7 @@ async fn provide_postgres(
     compose_file: &Path,
 ) -> Result<(String, Source<Postgres>)> {
     if let Some(url) = given {
+        check_database(&url).await?;
         return Ok((url, Source::Given));
     }
     if Postgres::is_missing() {

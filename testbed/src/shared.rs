@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::postgres::Database;
+use crate::postgres::{Database, connect};
 use crate::rabbitmq::{Management, Vhost};
 use crate::url::with_path;
 
@@ -46,15 +46,30 @@ pub async fn check_management(amqp_url: &str) -> Result<()> {
         .await;
     overview.map(|_| ()).with_context(|| {
         format!(
-            "the broker of {AMQP_URL} needs the management plugin for tests; set {MANAGEMENT_URL} \
-             (http://user:password@host:port) if it is not on port 15672"
+            "the broker of {AMQP_URL} must be running, with the management plugin for tests; set \
+             {MANAGEMENT_URL} (http://user:password@host:port) if that is not on port 15672, or unset \
+             {AMQP_URL} for a private broker"
         )
     })
 }
 
+/// Whether the database server of a URL answers.
+pub(crate) async fn check_database(url: &str) -> Result<()> {
+    connect(url).await.map(drop).with_context(|| {
+        format!(
+            "the server of {DATABASE_URL} must be running; unset {DATABASE_URL} for a private one"
+        )
+    })
+}
+
+/// The value of a variable; one that is set to nothing is not set.
+pub(crate) fn given(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|url| !url.is_empty())
+}
+
 /// The URL of the management API: as set, or where RabbitMQ has it by default.
 pub fn management_url(amqp_url: &str) -> String {
-    if let Ok(url) = std::env::var(MANAGEMENT_URL) {
+    if let Some(url) = given(MANAGEMENT_URL) {
         return url;
     }
     let address = with_path(amqp_url, "");
@@ -76,8 +91,8 @@ pub fn management_url(amqp_url: &str) -> String {
 }
 
 fn url_of(server: &str, variable: &str) -> String {
-    match std::env::var(variable) {
-        Ok(url) => url,
-        Err(_) => panic!("this test needs {server}: run `cargo xtask test`, or set {variable}"),
+    match given(variable) {
+        Some(url) => url,
+        None => panic!("this test needs {server}: run `cargo xtask test`, or set {variable}"),
     }
 }

@@ -1,9 +1,12 @@
 //! A database for one test.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A database of its own, removed when this value is dropped.
 #[derive(Debug)]
@@ -65,8 +68,16 @@ impl Drop for Database {
 }
 
 async fn execute(server: &str, statement: String) -> Result<()> {
-    let mut connection = PgConnection::connect(server).await?;
+    let mut connection = connect(server).await?;
     connection.execute(AssertSqlSafe(statement)).await?;
     connection.close().await?;
     Ok(())
+}
+
+/// Connects, at most [`LIMIT`]: a server that is frozen, or a host that drops packets, says nothing.
+pub(crate) async fn connect(server: &str) -> Result<PgConnection> {
+    match tokio::time::timeout(LIMIT, PgConnection::connect(server)).await {
+        Ok(connected) => Ok(connected?),
+        Err(_) => bail!("Postgres did not answer within {LIMIT:?}"),
+    }
 }

@@ -4,4 +4,5 @@ mod database;
 mod server;
 
 pub use database::Database;
+pub(crate) use database::connect;
 pub use server::Postgres;

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use sqlx::{Connection, PgConnection};
 use tokio::sync::Mutex;
 
-use super::database::Database;
+use super::database::{Database, connect};
 use crate::folder::Folder;
 use crate::guard::End;
 use crate::ports::Port;
@@ -93,7 +92,7 @@ impl Postgres {
         let mut started = Process::spawn("Postgres", command, &output, End::Quit)?;
         let waited = until("accepting connections", LIMIT, async || {
             started.check()?;
-            Ok(PgConnection::connect(&self.url()).await.is_ok())
+            Ok(connect(&self.url()).await.is_ok())
         });
         waited.await.context("Postgres did not start")?;
         *process = Some(started);
@@ -122,7 +121,7 @@ impl Postgres {
 
     /// Cuts every client connection of the server.
     pub async fn kill_connections(&self) -> Result<()> {
-        let mut connection = PgConnection::connect(&self.url()).await?;
+        let mut connection = connect(&self.url()).await?;
         sqlx::query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
              WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",

@@ -1,8 +1,9 @@
 //! A virtual host for one test.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
@@ -10,6 +11,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::management::Management;
+
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A queue with what it was declared with and what is in it.
 #[derive(Clone, Debug, Deserialize)]
@@ -131,7 +134,12 @@ pub async fn depth(amqp_url: &str, queue: &str) -> Result<u32> {
 }
 
 async fn connect(amqp_url: &str) -> Result<Connection> {
-    Ok(Connection::connect(amqp_url, ConnectionProperties::default()).await?)
+    // The kernel takes connections for a frozen node, which then says nothing.
+    let connecting = Connection::connect(amqp_url, ConnectionProperties::default());
+    match tokio::time::timeout(LIMIT, connecting).await {
+        Ok(connected) => Ok(connected?),
+        Err(_) => bail!("the broker did not answer within {LIMIT:?}"),
+    }
 }
 
 async fn depth_on(connection: &Connection, queue: &str) -> Result<u32> {

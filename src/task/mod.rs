@@ -117,8 +117,7 @@ pub use sentinel::{
 };
 
 /// What `#[task]` expands to.
-#[doc(hidden)]
-pub mod expansion {
+pub(crate) mod expansion {
     pub use super::handler::{SecondArgument, run, run_blocking};
     pub use super::registry::{Collected, registration};
 }

@@ -44,6 +44,7 @@ mod recording;
 mod timeline;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -92,8 +93,11 @@ impl Tester {
     /// # Panics
     ///
     /// As [`message`](Self::message).
-    pub async fn run<T: Task>(&self, payload: T) -> Run {
-        self.run_message(self.message(&payload)).await
+    #[track_caller]
+    pub fn run<T: Task>(&self, payload: T) -> impl Future<Output = Run> {
+        // Outside the future, so that a panic names the test's own line.
+        let message = self.message(&payload);
+        self.run_message(message)
     }
 
     /// Runs one attempt of a message, which may be anything that could come from a queue.
@@ -113,10 +117,14 @@ impl Tester {
     /// # Panics
     ///
     /// As [`message`](Self::message).
-    pub async fn run_to_end<T: Task>(&self, payload: T) -> Result<Vec<Run>, Endless> {
+    #[track_caller]
+    pub fn run_to_end<T: Task>(
+        &self,
+        payload: T,
+    ) -> impl Future<Output = Result<Vec<Run>, Endless>> {
         let message = self.message(&payload);
         let due = self.timeline.now();
-        self.run_all(vec![(due, message)], Vec::new).await
+        self.run_all(vec![(due, message)], Vec::new)
     }
 
     /// Runs what was published, and what that published in turn, until nothing is left.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -167,12 +168,7 @@ pub(crate) async fn run_ending(mut command: Command, limit: Duration, end: End) 
         end,
     };
     let status = process.ended(limit).await?;
-    let stdout = stdout
-        .and_then(|reader| reader.join().ok())
-        .unwrap_or_default();
-    let stderr = stderr
-        .and_then(|reader| reader.join().ok())
-        .unwrap_or_default();
+    let (stdout, stderr) = (printed(stdout), printed(stderr));
     if !status.success() {
         bail!(
             "{shown} ended with {status}\n{}{}",
@@ -183,12 +179,22 @@ pub(crate) async fn run_ending(mut command: Command, limit: Duration, end: End) 
     Ok(stdout)
 }
 
-fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+/// Reads a pipe to its end on a thread of its own.
+fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
+
+/// What was read, unless something that the command left running still holds the pipe.
+fn printed(reader: Option<mpsc::Receiver<String>>) -> String {
+    reader
+        .and_then(|reader| reader.recv_timeout(Duration::from_secs(5)).ok())
+        .unwrap_or_default()
 }
 
 /// Asks again and again until the answer is yes, or gives up with what was missing.

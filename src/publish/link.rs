@@ -18,7 +18,7 @@ use crate::topology::capabilities::Capabilities;
 const LANES: usize = 2;
 /// The pause before the second attempt to connect; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often a connection that nobody complains about is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 

@@ -10,8 +10,9 @@
 use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, Stream};
 use lapin::options::BasicPublishOptions;
@@ -21,6 +22,8 @@ use tokio::time::timeout;
 
 /// How many messages of a lane may wait for their confirm. RabbitMQ is at its fastest from 200 on.
 const WINDOW: usize = 1_000;
+/// How long a channel may leave all its letters unanswered.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// How long the broker may take to close a channel.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -49,6 +52,7 @@ pub(super) enum Answer {
 #[derive(Debug, Clone)]
 pub(super) struct Lane {
     channel: Channel,
+    progress: Arc<Progress>,
     letters: mpsc::UnboundedSender<Order>,
     window: Arc<Semaphore>,
 }
@@ -66,9 +70,12 @@ impl Lane {
     pub(super) fn new(channel: Channel) -> Self {
         let (sender, letters) = mpsc::unbounded_channel();
         let window = Arc::new(Semaphore::new(WINDOW));
-        tokio::spawn(own(channel.clone(), letters, Arc::clone(&window)));
+        let progress = Arc::new(Progress::new());
+        let (window_too, progress_too) = (Arc::clone(&window), Arc::clone(&progress));
+        tokio::spawn(own(channel.clone(), letters, window_too, progress_too));
         Self {
             channel,
+            progress,
             letters: sender,
             window,
         }
@@ -79,8 +86,12 @@ impl Lane {
         self.window.is_closed() || !self.channel.status().connected()
     }
 
-    /// Closes the channel: one that leaves a confirm unanswered may never answer again.
-    pub(super) fn give_up(&self) {
+    /// Closes the channel if it has letters under way and none was answered for a while: then it may
+    /// never answer again. One that is only slow goes on.
+    pub(super) fn give_up_if_stuck(&self) {
+        if self.progress.age() < STUCK_AFTER {
+            return;
+        }
         self.window.close();
         let channel = self.channel.clone();
         tokio::spawn(async move {
@@ -113,6 +124,7 @@ async fn own(
     channel: Channel,
     mut letters: mpsc::UnboundedReceiver<Order>,
     window: Arc<Semaphore>,
+    progress: Arc<Progress>,
 ) {
     let mut under_way = FuturesUnordered::new();
     let mut returned = HashSet::new();
@@ -121,7 +133,13 @@ async fn own(
         let mut is_last = false;
         while let Poll::Ready(order) = letters.poll_recv(cx) {
             match order {
-                Some(order) => under_way.push(post(&channel, order)),
+                Some(order) => {
+                    // An idle channel owes nobody an answer.
+                    if under_way.is_empty() {
+                        progress.made();
+                    }
+                    under_way.push(post(&channel, order));
+                }
                 None => {
                     is_last = true;
                     break;
@@ -131,7 +149,10 @@ async fn own(
         while let Poll::Ready(Some(ended)) = pin!(&mut under_way).poll_next(cx) {
             completed.push(ended);
         }
-        answer(&mut completed, &mut returned);
+        if !completed.is_empty() {
+            progress.made();
+            answer(&mut completed, &mut returned);
+        }
         let is_over = is_last || !channel.status().connected();
         match under_way.is_empty() && is_over {
             true => Poll::Ready(()),
@@ -141,6 +162,33 @@ async fn own(
     .await;
     // Whoever comes later, or still waits for room, learns that there is none.
     window.close();
+}
+
+/// When a channel last did something.
+#[derive(Debug)]
+struct Progress {
+    begin: Instant,
+    /// Milliseconds since `begin`.
+    last: AtomicU64,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            begin: Instant::now(),
+            last: AtomicU64::new(0),
+        }
+    }
+
+    fn made(&self) {
+        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Ordering::Relaxed);
+    }
+
+    fn age(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.begin.elapsed().saturating_sub(last)
+    }
 }
 
 /// A letter whose confirm has come, or never will.

@@ -137,7 +137,7 @@ impl Inner {
             Ok(answer) => Ok(answer),
             Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
             Err(_) => {
-                lane.give_up();
+                lane.give_up_if_stuck();
                 Err(Obstacle::Lost(
                     "the broker did not confirm it in time".to_owned(),
                 ))

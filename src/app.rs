@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
-use crate::publish::{self, Publisher};
+use crate::publish::Publisher;
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -74,7 +74,7 @@ impl Tierline {
 
     /// Publishes a task by its name, for callers that have no type: gateways, schedules.
     pub fn publish_named(&self, task: &str, payload: &Value) -> Publishing {
-        let request = publish::named(task, payload.to_string().into_bytes());
+        let request = PublishRequest::named(task, payload.to_string().into_bytes());
         Publishing::of(Arc::new(self.publisher.clone()), request)
     }
 
@@ -129,21 +129,7 @@ impl Builder {
             name,
             on_connect,
         } = self;
-        if urls.is_empty() {
-            return Err(Error::InvalidBrokerUrl {
-                problem: "none was given: call .amqp(…) on the builder".into(),
-            });
-        }
-        let mut tried = Err(Error::InvalidBrokerUrl { problem: "".into() });
-        for index in 0..urls.len() {
-            tried = Connection::open(&urls[index], &name).await;
-            if tried.is_ok() {
-                // Reconnecting begins with the node that worked.
-                urls.rotate_left(index);
-                break;
-            }
-        }
-        let connection = tried?;
+        let connection = open_any(&mut urls, &name).await?;
         match on_connect {
             OnConnect::Apply => {
                 let plan = Plan::new(&topology, connection.capabilities())?;
@@ -167,4 +153,21 @@ impl Builder {
             publisher: Publisher::new(topology, urls, name, connection),
         })
     }
+}
+
+/// Connects to the first of `urls` that answers, and puts it first: reconnecting begins with it.
+async fn open_any(urls: &mut [String], name: &str) -> Result<Connection, Error> {
+    let mut refused = Error::InvalidBrokerUrl {
+        problem: "none was given: call .amqp(…) on the builder".into(),
+    };
+    for index in 0..urls.len() {
+        match Connection::open(&urls[index], name).await {
+            Ok(connection) => {
+                urls.rotate_left(index);
+                return Ok(connection);
+            }
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
 }

@@ -3,7 +3,6 @@
 mod lane;
 mod link;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -221,21 +220,5 @@ impl Obstacle {
                 cause: cause.into(),
             },
         }
-    }
-}
-
-/// A request for a task by its name, for callers that have no type: schedules, gateways.
-pub(crate) fn named(task: &str, payload: Vec<u8>) -> PublishRequest {
-    PublishRequest {
-        task: task.to_owned(),
-        payload,
-        id: None,
-        delay: None,
-        priority: None,
-        expires: None,
-        headers: BTreeMap::new(),
-        traceparent: None,
-        deadline: None,
-        once: false,
     }
 }

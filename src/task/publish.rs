@@ -54,9 +54,15 @@ impl PublishRequest {
             task: T::NAME,
             cause,
         })?;
-        Ok(Self {
-            task: T::NAME.to_owned(),
-            payload: bytes,
+        Ok(Self::named(T::NAME, bytes))
+    }
+
+    /// A request without options for a task by its name, for callers that have no type: gateways,
+    /// schedules. The payload is JSON.
+    pub fn named(task: impl Into<String>, payload: Vec<u8>) -> Self {
+        Self {
+            task: task.into(),
+            payload,
             id: None,
             delay: None,
             priority: None,
@@ -65,7 +71,7 @@ impl PublishRequest {
             traceparent: None,
             deadline: None,
             once: false,
-        })
+        }
     }
 }
 

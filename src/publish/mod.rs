@@ -21,6 +21,8 @@ use link::{Link, NoLane};
 /// How long a publish may take unless it says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+
 /// How many messages of one `publish_many` are under way at once.
 const MANY: usize = 1_000;
 /// The pause before a refused or lost message is sent again; it doubles up to the longest.
@@ -101,7 +103,9 @@ enum Obstacle {
 
 impl Inner {
     async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
-        let deadline = Instant::now() + request.deadline.unwrap_or(DEFAULT_DEADLINE);
+        let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
+        // A limit that no clock can hold would overflow it.
+        let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
         let is_once = request.once;
         let (letter, id, tier) = self.address(request)?;
         let mut pause = FIRST_PAUSE;
@@ -109,10 +113,8 @@ impl Inner {
             let obstacle = match self.attempt(&letter, deadline).await {
                 Ok(Answer::Confirmed) => return Ok(Receipt::new(id, tier, SystemTime::now())),
                 Ok(Answer::Unroutable) => {
-                    return Err(Error::Unroutable {
-                        id,
-                        queue: format!("{}.{tier}", self.topology.app()).into(),
-                    });
+                    let queue = self.queue_of(&tier);
+                    return Err(Error::Unroutable { id, queue });
                 }
                 Ok(Answer::Refused) => Obstacle::Refused,
                 Ok(Answer::Lost(cause)) => Obstacle::Lost(cause),
@@ -142,6 +144,13 @@ impl Inner {
                 ))
             }
         }
+    }
+
+    /// The queue that serves a tier today, for messages.
+    fn queue_of(&self, tier: &str) -> Box<str> {
+        let tier = self.topology.tier(tier);
+        let queue = tier.map(|tier| self.topology.names().queue(tier));
+        queue.unwrap_or_default().into()
     }
 
     /// Where a request goes, as the map says, and what is sent there.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
+use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
 use crate::topology::Topology;
@@ -54,6 +55,7 @@ pub struct Builder {
     urls: Vec<String>,
     name: String,
     on_connect: OnConnect,
+    observers: Observers,
 }
 
 impl Tierline {
@@ -64,6 +66,7 @@ impl Tierline {
             topology,
             urls: Vec::new(),
             on_connect: OnConnect::default(),
+            observers: Observers::default(),
         }
     }
 
@@ -107,6 +110,13 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
+    /// Adds somebody who is told of everything that happens. Any number may be added. They must not
+    /// block: they are called where it happens.
+    pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
+        self.observers.add(observer);
+        self
+    }
+
     /// The name under which the broker's management shows the connections. Default: `tierline` and
     /// the app's name.
     pub fn connection_name(self, name: impl Into<String>) -> Self {
@@ -128,6 +138,7 @@ impl Builder {
             mut urls,
             name,
             on_connect,
+            observers,
         } = self;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
@@ -150,7 +161,7 @@ impl Builder {
             }
         }
         Ok(Tierline {
-            publisher: Publisher::new(topology, urls, name, connection),
+            publisher: Publisher::new(topology, urls, name, connection, observers),
         })
     }
 }

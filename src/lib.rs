@@ -8,6 +8,8 @@ pub mod task;
 
 pub mod message;
 
+pub mod observe;
+
 pub mod broker;
 
 pub mod publish;

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tierline::task::{Cancellation, Data, blocking};
 use tierline::testing::{RecordingPublisher, Tester};
-use tierline::work::{DeadReason, Executor, FailureKind, Verdict};
+use tierline::work::{Executor, Verdict};
 use tierline::{Context, Outcome, Registry, Task, TaskError, TaskOptions};
 
 #[derive(Serialize, Deserialize)]

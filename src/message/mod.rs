@@ -1,9 +1,12 @@
 //! The envelope: what travels with a payload.
 
+mod death;
 pub mod wire;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
+
+pub use death::{DeadReason, Death, FailedAttempt, Failure, FailureKind};
 
 use crate::task::{PublishRequest, TaskId};
 
@@ -47,6 +50,23 @@ pub struct Message {
     pub headers: BTreeMap<String, String>,
     /// The W3C trace context that the task continues.
     pub traceparent: Option<String>,
+    /// How often it was redriven. With app and id it names a dead letter.
+    pub life: u32,
+    /// How often a worker died with it in its hands.
+    pub crashes: u32,
+    /// The attempts of this life that failed, the latest last; the oldest may be left out.
+    pub history: Vec<FailedAttempt>,
+    /// Where it came from, if it was redriven.
+    pub redriven: Option<Redriven>,
+}
+
+/// Where a redriven message came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redriven {
+    /// The dead letter's row in the log.
+    pub from: String,
+    /// Who redrove it.
+    pub by: String,
 }
 
 impl Message {
@@ -67,6 +87,10 @@ impl Message {
             expires_at: request.expires.and_then(|expires| now.checked_add(expires)),
             headers: request.headers,
             traceparent: request.traceparent,
+            life: 0,
+            crashes: 0,
+            history: Vec::new(),
+            redriven: None,
         }
     }
 

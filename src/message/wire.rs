@@ -15,7 +15,24 @@
 //! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | when it arrived |
 //! | header `tierline-expires-at` | when it is no longer worth running, likewise | never |
 //! | header `traceparent` | the W3C trace context | none |
+//! | header `tierline-life` | how often it was redriven | 0 |
+//! | header `tierline-crashes` | how often a worker died with it | 0 |
+//! | header `tierline-history` | failed attempts, JSON: `[{"attempt", "at", "kind", "error"}]` | none |
+//! | headers `tierline-redriven-from`, `-by` | the dead letter it was, and who redrove it | none |
 //! | any other header of text | the publisher's own | |
+//!
+//! A dead letter is the message as it came, and what became of it:
+//!
+//! | header | what |
+//! |---|---|
+//! | `tierline-reason` | why it is dead, [`DeadReason`] in words |
+//! | `tierline-error` | what went wrong last |
+//! | `tierline-error-kind` | in which way, [`FailureKind`] in words |
+//! | `tierline-error-type` | the type of the error, where it is known |
+//! | `tierline-causes` | what led to it, a JSON list of texts, the nearest first |
+//! | `tierline-died-at` | when, in milliseconds since 1970 |
+//! | `tierline-worker`, `tierline-worker-version` | who gave it up |
+//! | `tierline-left-out` | the names of headers that had no room beside these, a JSON list |
 //!
 //! The AMQP property `expiration` is never set: it would release delayed messages early. Headers
 //! that the broker adds (`x-…`) are not the publisher's, and are not carried on.
@@ -25,8 +42,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde::{Deserialize, Serialize};
 
-use super::Message;
+use super::{DeadReason, Death, FailedAttempt, Failure, FailureKind, Message, Redriven};
 use crate::Error;
 use crate::task::TaskId;
 
@@ -52,38 +70,12 @@ impl Message {
         self.check()?;
         let mut headers = FieldTable::default();
         for (name, value) in &self.headers {
-            insert(
-                &mut headers,
-                name,
-                AMQPValue::LongString(value.as_str().into()),
-            );
+            insert(&mut headers, name, long(value));
         }
         if let Some(traceparent) = &self.traceparent {
-            insert(
-                &mut headers,
-                "traceparent",
-                AMQPValue::LongString(traceparent.as_str().into()),
-            );
+            insert(&mut headers, "traceparent", long(traceparent));
         }
-        let number = AMQPValue::LongLongInt;
-        insert(&mut headers, "tierline-version", number(VERSION));
-        insert(
-            &mut headers,
-            "tierline-attempt",
-            number(self.attempt.into()),
-        );
-        insert(
-            &mut headers,
-            "tierline-enqueued-at",
-            number(milliseconds(self.enqueued_at)),
-        );
-        if let Some(expires_at) = self.expires_at {
-            insert(
-                &mut headers,
-                "tierline-expires-at",
-                number(milliseconds(expires_at)),
-            );
-        }
+        self.write_own(&mut headers);
         Ok(BasicProperties::default()
             .with_content_type("application/json".into())
             .with_delivery_mode(PERSISTENT)
@@ -92,6 +84,44 @@ impl Message {
             .with_type(self.task.as_str().into())
             .with_app_id(app.into())
             .with_headers(headers))
+    }
+
+    /// The properties of what follows on a delivery: what it came with, with this message's own
+    /// headers in place of the old ones and without what the broker added.
+    pub(crate) fn follow(&self, delivered: &BasicProperties) -> BasicProperties {
+        let mut headers = carried_on(delivered);
+        self.write_own(&mut headers);
+        sent_again(delivered, headers)
+            .with_priority(self.priority)
+            .with_message_id(self.id.as_str().into())
+    }
+
+    fn write_own(&self, headers: &mut FieldTable) {
+        let number = AMQPValue::LongLongInt;
+        insert(headers, "tierline-version", number(VERSION));
+        insert(headers, "tierline-attempt", number(self.attempt.into()));
+        insert(
+            headers,
+            "tierline-enqueued-at",
+            number(milliseconds(self.enqueued_at)),
+        );
+        if let Some(expires_at) = self.expires_at {
+            let expires_at = number(milliseconds(expires_at));
+            insert(headers, "tierline-expires-at", expires_at);
+        }
+        if self.life > 0 {
+            insert(headers, "tierline-life", number(self.life.into()));
+        }
+        if self.crashes > 0 {
+            insert(headers, "tierline-crashes", number(self.crashes.into()));
+        }
+        if !self.history.is_empty() {
+            insert(headers, "tierline-history", history_text(&self.history));
+        }
+        if let Some(redriven) = &self.redriven {
+            insert(headers, "tierline-redriven-from", long(&redriven.from));
+            insert(headers, "tierline-redriven-by", long(&redriven.by));
+        }
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -169,8 +199,273 @@ impl Message {
             expires_at: integer(headers.get("tierline-expires-at")).map(time),
             headers: own_headers(headers),
             traceparent: headers.get("traceparent").and_then(text),
+            life: count(headers.get("tierline-life")),
+            crashes: count(headers.get("tierline-crashes")),
+            history: history(headers.get("tierline-history")),
+            redriven: headers
+                .get("tierline-redriven-from")
+                .and_then(text)
+                .map(|from| Redriven {
+                    from,
+                    by: headers
+                        .get("tierline-redriven-by")
+                        .and_then(text)
+                        .unwrap_or_default(),
+                }),
         })
     }
+}
+
+impl Death {
+    /// The properties of a delivery as a dead letter: all that it came with, whether it can be read
+    /// or not, and what is known of its death, cut to fit.
+    pub(crate) fn properties(
+        &self,
+        delivered: &BasicProperties,
+        message: Option<&Message>,
+    ) -> BasicProperties {
+        let mut headers = carried_on(delivered);
+        let left_out = make_room(&mut headers);
+        if let Some(message) = message {
+            message.write_own(&mut headers);
+        }
+        if !left_out.is_empty() {
+            insert(&mut headers, "tierline-left-out", list_text(&left_out));
+        }
+        let failure = &self.failure;
+        insert(&mut headers, "tierline-reason", long(self.reason.as_str()));
+        insert(
+            &mut headers,
+            "tierline-error",
+            long(cut(&failure.message, MAX_ERROR)),
+        );
+        insert(
+            &mut headers,
+            "tierline-error-kind",
+            long(failure.kind.as_str()),
+        );
+        if let Some(error_type) = &failure.error_type {
+            insert(
+                &mut headers,
+                "tierline-error-type",
+                long(cut(error_type, LONGEST)),
+            );
+        }
+        if !failure.causes.is_empty() {
+            insert(&mut headers, "tierline-causes", list_text(&failure.causes));
+        }
+        insert(
+            &mut headers,
+            "tierline-died-at",
+            AMQPValue::LongLongInt(milliseconds(self.at)),
+        );
+        insert(
+            &mut headers,
+            "tierline-worker",
+            long(cut(&self.worker, LONGEST)),
+        );
+        insert(
+            &mut headers,
+            "tierline-worker-version",
+            long(cut(&self.version, LONGEST)),
+        );
+        sent_again(delivered, headers)
+    }
+
+    /// The death of a message that a worker gave up. `None` where no worker did: it was the broker.
+    pub fn from_wire(properties: &BasicProperties) -> Option<Self> {
+        let headers = properties.headers().as_ref()?.inner();
+        let read = |name: &str| headers.get(name).and_then(text);
+        let kind = read("tierline-error-kind").and_then(|kind| FailureKind::parse(&kind));
+        let causes = read("tierline-causes")
+            .and_then(|causes| serde_json::from_str(&causes).ok())
+            .unwrap_or_default();
+        Some(Self {
+            reason: DeadReason::parse(&read("tierline-reason")?)?,
+            failure: Failure {
+                kind: kind.unwrap_or(FailureKind::Error),
+                message: read("tierline-error").unwrap_or_default(),
+                error_type: read("tierline-error-type"),
+                causes,
+            },
+            at: integer(headers.get("tierline-died-at")).map_or(UNIX_EPOCH, time),
+            worker: read("tierline-worker").unwrap_or_default(),
+            version: read("tierline-worker-version").unwrap_or_default(),
+        })
+    }
+}
+
+/// What a delivery came with, for whoever sends it on: without the headers that the broker added,
+/// which would make it see a cycle, and without those that told of an earlier death.
+pub(crate) fn carried_on(delivered: &BasicProperties) -> FieldTable {
+    let mut headers = FieldTable::default();
+    let given = delivered.headers().as_ref().map(FieldTable::inner);
+    for (name, value) in given.into_iter().flatten() {
+        let is_ours = name.as_str().starts_with(OWN);
+        if !name.as_str().starts_with("x-") && (!is_ours || name.as_str() == "tierline-version") {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+    headers
+}
+
+fn sent_again(delivered: &BasicProperties, headers: FieldTable) -> BasicProperties {
+    let mut properties = delivered.clone().with_delivery_mode(PERSISTENT);
+    if properties.expiration().is_some() {
+        properties = without_expiration(&properties);
+    }
+    properties.with_headers(headers)
+}
+
+/// lapin's properties have no way to take one away.
+fn without_expiration(properties: &BasicProperties) -> BasicProperties {
+    let mut kept = BasicProperties::default();
+    if let Some(value) = properties.content_type() {
+        kept = kept.with_content_type(value.clone());
+    }
+    if let Some(value) = properties.content_encoding() {
+        kept = kept.with_content_encoding(value.clone());
+    }
+    if let Some(value) = properties.delivery_mode() {
+        kept = kept.with_delivery_mode(*value);
+    }
+    if let Some(value) = properties.priority() {
+        kept = kept.with_priority(*value);
+    }
+    if let Some(value) = properties.correlation_id() {
+        kept = kept.with_correlation_id(value.clone());
+    }
+    if let Some(value) = properties.reply_to() {
+        kept = kept.with_reply_to(value.clone());
+    }
+    if let Some(value) = properties.message_id() {
+        kept = kept.with_message_id(value.clone());
+    }
+    if let Some(value) = properties.timestamp() {
+        kept = kept.with_timestamp(*value);
+    }
+    if let Some(value) = properties.kind() {
+        kept = kept.with_type(value.clone());
+    }
+    if let Some(value) = properties.app_id() {
+        kept = kept.with_app_id(value.clone());
+    }
+    kept
+}
+
+/// The room that the headers of others have in a dead letter, as they are encoded.
+const MAX_CARRIED: usize = 64 << 10;
+/// The room for the message of an error; for a list of texts; and for one text in a list.
+const MAX_ERROR: usize = 8 << 10;
+const MAX_LIST: usize = 8 << 10;
+const MAX_IN_LIST: usize = 1 << 10;
+
+/// Takes out the largest headers until the rest fits, and names them.
+fn make_room(headers: &mut FieldTable) -> Vec<String> {
+    let mut left_out = Vec::new();
+    let mut sizes: Vec<_> = headers
+        .inner()
+        .iter()
+        .map(|(name, value)| (name.as_str().len() + encoded_size(value), name.clone()))
+        .collect();
+    sizes.sort();
+    let mut total: usize = sizes.iter().map(|(size, _)| size).sum();
+    let mut kept = headers.inner().clone();
+    while total > MAX_CARRIED {
+        let Some((size, name)) = sizes.pop() else {
+            break;
+        };
+        kept.remove(&name);
+        left_out.push(name.to_string());
+        total -= size;
+    }
+    *headers = kept.into();
+    left_out
+}
+
+/// The bytes that a value takes in a frame, or a few more.
+fn encoded_size(value: &AMQPValue) -> usize {
+    const OVERHEAD: usize = 16;
+    OVERHEAD
+        + match value {
+            AMQPValue::LongString(text) => text.as_bytes().len(),
+            AMQPValue::ShortString(text) => text.as_str().len(),
+            AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
+            AMQPValue::FieldArray(values) => values.as_slice().iter().map(encoded_size).sum(),
+            AMQPValue::FieldTable(table) => {
+                let entries = table.inner().iter();
+                entries
+                    .map(|(name, value)| name.as_str().len() + encoded_size(value))
+                    .sum()
+            }
+            _ => 0,
+        }
+}
+
+#[derive(Serialize, Deserialize)]
+struct HistoryEntry {
+    attempt: u32,
+    at: i64,
+    kind: String,
+    error: String,
+}
+
+/// The latest attempts, as many as fit.
+fn history_text(history: &[FailedAttempt]) -> AMQPValue {
+    let mut entries: Vec<_> = history
+        .iter()
+        .map(|failed| HistoryEntry {
+            attempt: failed.attempt,
+            at: milliseconds(failed.at),
+            kind: failed.kind.as_str().to_owned(),
+            error: cut(&failed.error, MAX_IN_LIST).to_owned(),
+        })
+        .collect();
+    loop {
+        let text = serde_json::to_string(&entries).unwrap_or_default();
+        if text.len() <= MAX_LIST || entries.is_empty() {
+            return long(&text);
+        }
+        entries.remove(0);
+    }
+}
+
+fn history(value: Option<&AMQPValue>) -> Vec<FailedAttempt> {
+    let entries: Option<Vec<HistoryEntry>> = value
+        .and_then(text)
+        .and_then(|text| serde_json::from_str(&text).ok());
+    let read = |entry: HistoryEntry| FailedAttempt {
+        attempt: entry.attempt,
+        at: time(entry.at),
+        kind: FailureKind::parse(&entry.kind).unwrap_or(FailureKind::Error),
+        error: entry.error,
+    };
+    entries.unwrap_or_default().into_iter().map(read).collect()
+}
+
+/// The first texts, as many as fit.
+fn list_text(texts: &[String]) -> AMQPValue {
+    let mut texts: Vec<_> = texts.iter().map(|text| cut(text, MAX_IN_LIST)).collect();
+    loop {
+        let text = serde_json::to_string(&texts).unwrap_or_default();
+        if text.len() <= MAX_LIST || texts.is_empty() {
+            return long(&text);
+        }
+        texts.pop();
+    }
+}
+
+/// The beginning of a text, of at most so many bytes.
+fn cut(text: &str, longest: usize) -> &str {
+    &text[..text.floor_char_boundary(longest)]
+}
+
+fn long(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+fn count(value: Option<&AMQPValue>) -> u32 {
+    u32::try_from(integer(value).unwrap_or_default().max(0)).unwrap_or(u32::MAX)
 }
 
 /// Headers that the publisher's own may not be confused with.
@@ -304,5 +599,105 @@ mod tests {
             .with_headers(headers);
         let error = Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap_err();
         assert!(error.contains("version 2"), "{error}");
+    }
+
+    #[test]
+    fn a_dead_letter_tells_what_happened_and_keeps_all_that_it_came_with() {
+        let mut delivered = FieldTable::default();
+        insert(
+            &mut delivered,
+            "x-death",
+            AMQPValue::FieldArray(Default::default()),
+        );
+        insert(&mut delivered, "flag", AMQPValue::Boolean(true));
+        let delivered = BasicProperties::default()
+            .with_expiration("5".into())
+            .with_correlation_id("c".into())
+            .with_headers(delivered);
+        let mut failure = Failure::new(FailureKind::Panic, "é".repeat(MAX_ERROR));
+        failure.causes = vec!["\u{1}".repeat(5_000); 100];
+        let death = Death {
+            reason: DeadReason::CrashLoop,
+            failure,
+            at: time(1_700_000_000_123),
+            worker: "host:1".to_owned(),
+            version: "1.2".to_owned(),
+        };
+        let properties = death.properties(&delivered, None);
+        assert!(properties.expiration().is_none());
+        assert!(properties.correlation_id().is_some());
+        let headers = properties.headers().as_ref().unwrap().inner();
+        assert!(headers.contains_key("flag") && !headers.contains_key("x-death"));
+        let read = Death::from_wire(&properties).unwrap();
+        assert_eq!(
+            (read.reason, read.failure.kind, read.at, &read.worker),
+            (death.reason, death.failure.kind, death.at, &death.worker)
+        );
+        assert!(read.failure.message.starts_with("éé"));
+        assert!(encoded_size(&AMQPValue::FieldTable(headers.clone().into())) < 32 << 10);
+        assert!(Death::from_wire(&delivered).is_none());
+    }
+
+    #[test]
+    fn headers_too_large_to_fit_beside_the_error_are_left_out_by_name() {
+        let mut delivered = FieldTable::default();
+        insert(&mut delivered, "small", long("s"));
+        insert(&mut delivered, "large", long(&"l".repeat(100_000)));
+        let delivered = BasicProperties::default().with_headers(delivered);
+        let death = Death {
+            reason: DeadReason::Permanent,
+            failure: Failure::new(FailureKind::Error, "no"),
+            at: UNIX_EPOCH,
+            worker: String::new(),
+            version: String::new(),
+        };
+        let properties = death.properties(&delivered, None);
+        let headers = properties.headers().as_ref().unwrap().inner();
+        assert!(headers.contains_key("small") && !headers.contains_key("large"));
+        assert_eq!(text(&headers["tierline-left-out"]).unwrap(), r#"["large"]"#);
+    }
+
+    #[test]
+    fn an_attempt_that_follows_carries_its_history_and_no_death_headers() {
+        let mut sent = message();
+        sent.life = 2;
+        sent.crashes = 1;
+        sent.redriven = Some(Redriven {
+            from: "7".to_owned(),
+            by: "ada".to_owned(),
+        });
+        let mut headers = FieldTable::default();
+        insert(
+            &mut headers,
+            "x-death",
+            AMQPValue::FieldArray(Default::default()),
+        );
+        insert(&mut headers, "tierline-reason", long("permanent error"));
+        insert(&mut headers, "tenant", long("ada"));
+        insert(&mut headers, "traceparent", long("00-1-2-01"));
+        let delivered = BasicProperties::default()
+            .with_type("greet".into())
+            .with_headers(headers);
+        sent.history = (1..100)
+            .map(|attempt| FailedAttempt {
+                attempt,
+                at: time(attempt.into()),
+                kind: FailureKind::TimedOut,
+                error: "e".repeat(200),
+            })
+            .collect();
+        let properties = sent.follow(&delivered);
+        let headers = properties.headers().as_ref().unwrap().inner();
+        assert!(!headers.contains_key("x-death") && !headers.contains_key("tierline-reason"));
+        let read = Message::from_wire(&properties, sent.payload.clone(), "normal", UNIX_EPOCH);
+        let read = read.unwrap();
+        assert!(read.history.len() > 10 && sent.history.ends_with(&read.history));
+        assert_eq!(
+            Message {
+                history: sent.history.clone(),
+                ..read
+            },
+            sent
+        );
     }
 }

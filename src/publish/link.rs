@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::lane::Lane;
 use crate::Error;
 use crate::broker::Connection;
+use crate::observe::{Event, Observers, Purpose};
 use crate::random;
 use crate::topology::capabilities::Capabilities;
 
@@ -56,10 +57,20 @@ pub(super) enum NoLane {
 
 impl Link {
     /// Keeps up a connection to one of `urls`, beginning with one that is open already.
-    pub(super) fn keep(urls: Vec<String>, name: String, first: Connection) -> Self {
+    pub(super) fn keep(
+        urls: Vec<String>,
+        name: String,
+        first: Connection,
+        observers: Observers,
+    ) -> Self {
+        let address = first.address().to_string();
+        observers.tell(&Event::Connected {
+            purpose: Purpose::Publish,
+            address: &address,
+        });
         let (sender, state) = watch::channel(State::Up(Arc::new(Live::new(first))));
         let broken = Arc::new(Notify::new());
-        let keeper = tokio::spawn(keep(urls, name, sender, Arc::clone(&broken)));
+        let keeper = tokio::spawn(keep(urls, name, sender, Arc::clone(&broken), observers));
         Self {
             state,
             broken,
@@ -160,7 +171,14 @@ impl Live {
 }
 
 /// Waits until the connection is gone, and makes a new one, for ever.
-async fn keep(urls: Vec<String>, name: String, state: watch::Sender<State>, broken: Arc<Notify>) {
+async fn keep(
+    urls: Vec<String>,
+    name: String,
+    state: watch::Sender<State>,
+    broken: Arc<Notify>,
+    observers: Observers,
+) {
+    let purpose = Purpose::Publish;
     let mut next = 0;
     loop {
         loop {
@@ -172,17 +190,29 @@ async fn keep(urls: Vec<String>, name: String, state: watch::Sender<State>, brok
                 break;
             }
         }
-        state.send_replace(State::Down("the connection was lost".into()));
+        let cause = "the connection was lost";
+        state.send_replace(State::Down(cause.into()));
+        observers.tell(&Event::Disconnected { purpose, cause });
         let mut pause = FIRST_PAUSE;
         loop {
             let url = &urls[next % urls.len()];
             match Connection::open(url, &name).await {
                 Ok(connection) => {
+                    let address = connection.address().to_string();
+                    observers.tell(&Event::Connected {
+                        purpose,
+                        address: &address,
+                    });
                     state.send_replace(State::Up(Arc::new(Live::new(connection))));
                     break;
                 }
                 Err(error) => {
-                    state.send_replace(State::Down(error.to_string().into()));
+                    let cause = error.to_string();
+                    observers.tell(&Event::ConnectFailed {
+                        purpose,
+                        cause: &cause,
+                    });
+                    state.send_replace(State::Down(cause.into()));
                     next += 1;
                 }
             }

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::broker::Connection;
 use crate::message::Message;
+use crate::observe::Observers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
@@ -53,8 +54,9 @@ impl Publisher {
         urls: Vec<String>,
         name: String,
         first: Connection,
+        observers: Observers,
     ) -> Self {
-        let link = Link::keep(urls, name, first);
+        let link = Link::keep(urls, name, first, observers);
         Self {
             inner: Arc::new(Inner { topology, link }),
         }

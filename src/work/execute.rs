@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout_at};
 
+use super::Verdict;
 use super::guard::{Guarded, Panicked, guarded};
-use super::{DeadReason, Failure, FailureKind, Verdict};
-use crate::message::Message;
+use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
 use crate::task::{
     Cancellation, Context, ContextParts, Data, ErrorAdvice, Outcome, Publish, Registration,

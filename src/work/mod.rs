@@ -5,4 +5,4 @@ mod guard;
 mod verdict;
 
 pub use execute::Executor;
-pub use verdict::{DeadReason, Failure, FailureKind, Verdict};
+pub use verdict::Verdict;

@@ -1,7 +1,6 @@
-use std::fmt;
 use std::time::Duration;
 
-use crate::task::TaskError;
+use crate::message::{DeadReason, Failure};
 
 /// What is to become of a message after its execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,96 +36,4 @@ pub enum Verdict {
         /// What went wrong last.
         failure: Failure,
     },
-}
-
-/// Why a message is a dead letter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DeadReason {
-    /// The last retry failed too.
-    RetriesExhausted,
-    /// The handler said that another attempt would not help.
-    Permanent,
-    /// No handler of this name is in the program. Parked until a release that has one redrives it.
-    UnknownTask,
-    /// The payload is not what the task's type reads. Parked like an unknown task.
-    Undecodable,
-}
-
-impl DeadReason {
-    /// The reason in words, as it is written to headers and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::RetriesExhausted => "retries exhausted",
-            Self::Permanent => "permanent error",
-            Self::UnknownTask => "unknown task",
-            Self::Undecodable => "undecodable payload",
-        }
-    }
-}
-
-impl fmt::Display for DeadReason {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
-/// What went wrong in an attempt, as plain data that can be logged and sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Failure {
-    /// In which way it failed.
-    pub kind: FailureKind,
-    /// What happened.
-    pub message: String,
-    /// The type of the error, where it is known.
-    pub error_type: Option<String>,
-    /// What led to it, the nearest cause first.
-    pub causes: Vec<String>,
-}
-
-/// In which way an attempt failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailureKind {
-    /// The handler returned an error.
-    Error,
-    /// The handler panicked.
-    Panic,
-    /// The handler ran into its hard limit.
-    TimedOut,
-    /// The handler could not be started.
-    NotStarted,
-}
-
-impl Failure {
-    pub(super) fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            error_type: None,
-            causes: Vec::new(),
-        }
-    }
-}
-
-impl From<&TaskError> for Failure {
-    fn from(error: &TaskError) -> Self {
-        Self {
-            kind: FailureKind::Error,
-            message: error.message(),
-            error_type: error.type_name().map(str::to_owned),
-            causes: error.causes(),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)?;
-        for cause in &self.causes {
-            write!(formatter, ": {cause}")?;
-        }
-        Ok(())
-    }
 }

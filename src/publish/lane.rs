@@ -29,11 +29,11 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A message ready to be sent.
 #[derive(Debug, Clone)]
-pub(super) struct Letter {
-    pub(super) exchange: String,
-    pub(super) routing_key: String,
-    pub(super) payload: Arc<[u8]>,
-    pub(super) properties: BasicProperties,
+pub(crate) struct Letter {
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) payload: Arc<[u8]>,
+    pub(crate) properties: BasicProperties,
 }
 
 /// What became of a letter.

@@ -16,7 +16,8 @@ use crate::observe::Observers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
-use lane::{Answer, Letter};
+use lane::Answer;
+pub(crate) use lane::Letter;
 use link::{Link, NoLane};
 
 /// How long a publish may take unless it says otherwise.
@@ -60,6 +61,17 @@ impl Publisher {
         Self {
             inner: Arc::new(Inner { topology, link }),
         }
+    }
+
+    /// Sends what has its address and its properties already (a retry, a dead letter, a redrive)
+    /// until it is confirmed, at the latest until the deadline.
+    pub(crate) async fn forward(
+        &self,
+        letter: Letter,
+        id: &TaskId,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.inner.deliver(letter, id, deadline, false).await
     }
 
     /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
@@ -110,13 +122,33 @@ impl Inner {
         let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
         let is_once = request.once;
         let (letter, id, tier) = self.address(request)?;
+        match self.deliver(letter, &id, deadline, is_once).await {
+            Ok(()) => Ok(Receipt::new(id, tier, SystemTime::now())),
+            Err(Error::Unroutable { id, .. }) => {
+                let queue = self.queue_of(&tier);
+                Err(Error::Unroutable { id, queue })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a letter until it is confirmed, at the latest until the deadline.
+    async fn deliver(
+        &self,
+        letter: Letter,
+        id: &TaskId,
+        deadline: Instant,
+        is_once: bool,
+    ) -> Result<(), Error> {
         let mut pause = FIRST_PAUSE;
         loop {
             let obstacle = match self.attempt(&letter, deadline).await {
-                Ok(Answer::Confirmed) => return Ok(Receipt::new(id, tier, SystemTime::now())),
+                Ok(Answer::Confirmed) => return Ok(()),
                 Ok(Answer::Unroutable) => {
-                    let queue = self.queue_of(&tier);
-                    return Err(Error::Unroutable { id, queue });
+                    return Err(Error::Unroutable {
+                        id: id.clone(),
+                        queue: letter.exchange.into(),
+                    });
                 }
                 Ok(Answer::Refused) => Obstacle::Refused,
                 Ok(Answer::Lost(cause)) => Obstacle::Lost(cause),
@@ -124,7 +156,7 @@ impl Inner {
             };
             let may_be_stored = matches!(obstacle, Obstacle::Lost(_));
             if Instant::now() + pause >= deadline || (is_once && may_be_stored) {
-                return Err(obstacle.into_error(id));
+                return Err(obstacle.into_error(id.clone()));
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);

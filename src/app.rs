@@ -1,5 +1,6 @@
 //! The app: the only place where the rooms are wired together.
 
+use std::fmt;
 use std::sync::Arc;
 
 use futures_util::stream::Stream;
@@ -9,9 +10,10 @@ use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
-use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
+use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
+use crate::work::{Worker, WorkerParts};
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -31,9 +33,10 @@ use crate::topology::plan::Plan;
 /// println!("{} is in {}", receipt.id, receipt.tier);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Tierline {
     publisher: Publisher,
+    work: WorkerParts,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -49,13 +52,15 @@ pub enum OnConnect {
 }
 
 /// Settings of an app that is about to connect; see [`Tierline::builder`].
-#[derive(Debug, Clone)]
 pub struct Builder {
     topology: Topology,
     urls: Vec<String>,
     name: String,
     on_connect: OnConnect,
     observers: Observers,
+    registry: Option<Registry>,
+    data: Data,
+    version: String,
 }
 
 impl Tierline {
@@ -67,6 +72,9 @@ impl Tierline {
             urls: Vec::new(),
             on_connect: OnConnect::default(),
             observers: Observers::default(),
+            registry: None,
+            data: Data::new(),
+            version: String::new(),
         }
     }
 
@@ -90,6 +98,24 @@ impl Tierline {
         S: Stream<Item = PublishRequest>,
     {
         self.publisher.publish_many(requests)
+    }
+
+    /// A worker for these groups of the map: a pool of slots for each. It begins with
+    /// [`until`](Worker::until).
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.work(["urgent", "calls"]).until_terminated().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
+        let groups = groups.into_iter().map(Into::into).collect();
+        Worker::new(self.work.clone(), groups)
+    }
+
+    /// The map.
+    pub fn topology(&self) -> &Topology {
+        &self.work.topology
     }
 
     /// The publisher alone, for code that takes any [`Publish`].
@@ -117,6 +143,31 @@ impl Builder {
         self
     }
 
+    /// The handlers that workers run. Default: every `#[task]` handler that is linked into the
+    /// program.
+    pub fn registry(self, registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..self
+        }
+    }
+
+    /// Adds a value that handlers take with [`Context::data`](crate::Context::data), in place of an
+    /// earlier one of the same type.
+    pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.data.insert(value);
+        self
+    }
+
+    /// The version of the program, which dead letters carry: `env!("CARGO_PKG_VERSION")`, say.
+    /// Default: none.
+    pub fn version(self, version: impl Into<String>) -> Self {
+        Self {
+            version: version.into(),
+            ..self
+        }
+    }
+
     /// The name under which the broker's management shows the connections. Default: `tierline` and
     /// the app's name.
     pub fn connection_name(self, name: impl Into<String>) -> Self {
@@ -139,6 +190,9 @@ impl Builder {
             name,
             on_connect,
             observers,
+            registry,
+            data,
+            version,
         } = self;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
@@ -160,9 +214,46 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
+        let publisher = Publisher::new(
+            topology.clone(),
+            urls.clone(),
+            name.clone(),
+            connection,
+            observers.clone(),
+        );
+        let registry = registry.map_or_else(Registry::collected, Ok);
         Ok(Tierline {
-            publisher: Publisher::new(topology, urls, name, connection, observers),
+            publisher: publisher.clone(),
+            work: WorkerParts {
+                topology,
+                urls,
+                connection_name: name,
+                publisher,
+                registry: registry.map(Arc::new).map_err(Arc::new),
+                data: Arc::new(data),
+                observers,
+                version,
+                may_declare: on_connect == OnConnect::Apply,
+                gate: Arc::default(),
+            },
         })
+    }
+}
+
+impl fmt::Debug for Tierline {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Tierline")
+            .field("app", &self.work.topology.app())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Builder")
+            .field("app", &self.topology.app())
+            .field("on_connect", &self.on_connect)
+            .finish_non_exhaustive()
     }
 }
 

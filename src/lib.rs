@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod backoff;
 mod error;
 mod random;
 pub mod topology;
@@ -22,7 +23,7 @@ mod app;
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
-pub use error::Error;
+pub use error::{Error, LimitsTooLong};
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
     assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,

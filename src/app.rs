@@ -55,8 +55,12 @@ pub struct Builder {
     urls: Vec<String>,
     name: String,
     on_connect: OnConnect,
+    publish_connections: usize,
     observers: Observers,
 }
+
+/// Two: what one loses is mended while the other goes on.
+const PUBLISH_CONNECTIONS: usize = 2;
 
 impl Tierline {
     /// An app with this map.
@@ -66,6 +70,7 @@ impl Tierline {
             topology,
             urls: Vec::new(),
             on_connect: OnConnect::default(),
+            publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
         }
     }
@@ -110,6 +115,14 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
+    /// How many connections publishing has, apart from those that consume. At least 1. Default: 2.
+    pub fn publish_connections(self, count: usize) -> Self {
+        Self {
+            publish_connections: count.max(1),
+            ..self
+        }
+    }
+
     /// Adds somebody who is told of everything that happens. Any number may be added. They must not
     /// block: they are called where it happens.
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
@@ -138,6 +151,7 @@ impl Builder {
             mut urls,
             name,
             on_connect,
+            publish_connections,
             observers,
         } = self;
         let connection = open_any(&mut urls, &name).await?;
@@ -160,9 +174,15 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
-        Ok(Tierline {
-            publisher: Publisher::new(topology, urls, name, connection, observers),
-        })
+        let publisher = Publisher::new(
+            topology,
+            urls,
+            name,
+            connection,
+            publish_connections,
+            observers,
+        );
+        Ok(Tierline { publisher })
     }
 }
 

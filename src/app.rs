@@ -57,11 +57,15 @@ pub struct Builder {
     urls: Vec<String>,
     name: String,
     on_connect: OnConnect,
+    publish_connections: usize,
     observers: Observers,
     registry: Option<Registry>,
     data: Data,
     version: String,
 }
+
+/// Two: what one loses is mended while the other goes on.
+const PUBLISH_CONNECTIONS: usize = 2;
 
 impl Tierline {
     /// An app with this map.
@@ -71,6 +75,7 @@ impl Tierline {
             topology,
             urls: Vec::new(),
             on_connect: OnConnect::default(),
+            publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
             registry: None,
             data: Data::new(),
@@ -136,6 +141,14 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
+    /// How many connections publishing has, apart from those that consume. At least 1. Default: 2.
+    pub fn publish_connections(self, count: usize) -> Self {
+        Self {
+            publish_connections: count.max(1),
+            ..self
+        }
+    }
+
     /// Adds somebody who is told of everything that happens. Any number may be added. They must not
     /// block: they are called where it happens.
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
@@ -189,6 +202,7 @@ impl Builder {
             mut urls,
             name,
             on_connect,
+            publish_connections,
             observers,
             registry,
             data,
@@ -219,6 +233,7 @@ impl Builder {
             urls.clone(),
             name.clone(),
             connection,
+            publish_connections,
             observers.clone(),
         );
         let registry = registry.map_or_else(Registry::collected, Ok);

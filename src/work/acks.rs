@@ -60,6 +60,11 @@ impl Acks {
         }
     }
 
+    /// Whether a flush would send anything.
+    pub(super) fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
     /// How many deliveries the broker waits for.
     pub(super) fn unsettled(&self) -> usize {
         self.unsettled

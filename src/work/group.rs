@@ -230,7 +230,7 @@ impl Group {
 
     fn turn(&mut self, connection: &Arc<Connection>, cx: &mut Context<'_>) -> Poll<Exit> {
         loop {
-            self.take_news(cx);
+            let is_quiet = !self.take_news(cx);
             self.drain_if_told();
             for tier in 0..self.tiers.len() {
                 if let Err(cause) = self.take_deliveries(tier, cx) {
@@ -246,7 +246,10 @@ impl Group {
                 let cause = "the connection was closed".to_owned();
                 return Poll::Ready(Exit::Lost(cause));
             }
-            self.tiers.iter_mut().for_each(Tier::flush);
+            let mut is_gathering = false;
+            for tier in &mut self.tiers {
+                is_gathering |= tier.flush(is_quiet);
+            }
             if self.is_draining {
                 if self.running.is_empty() || *self.phase.borrow() >= Phase::Leave {
                     return Poll::Ready(Exit::Finished);
@@ -255,6 +258,10 @@ impl Group {
                 self.give_slots_away(cx);
             }
             if !self.is_due(cx) {
+                if is_gathering {
+                    // After the jobs that were begun in this turn.
+                    cx.waker().wake_by_ref();
+                }
                 return Poll::Pending;
             }
         }
@@ -295,10 +302,14 @@ impl Group {
         }
     }
 
-    fn take_news(&mut self, cx: &mut Context<'_>) {
+    /// Whether there were any.
+    fn take_news(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut is_any = false;
         while let Poll::Ready(Some(news)) = self.news.poll_recv(cx) {
             self.hear(news);
+            is_any = true;
         }
+        is_any
     }
 
     fn hear(&mut self, news: News) {

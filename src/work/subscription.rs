@@ -113,19 +113,22 @@ impl Subscription {
         self.acks.finished(tag);
     }
 
-    /// Acknowledges all that is finished; whether there was anything.
+    /// Whether there is something to acknowledge.
+    pub(super) fn has_finished(&self) -> bool {
+        self.acks.has_finished()
+    }
+
+    /// Acknowledges all that is finished.
     ///
     /// lapin queues the frame when it is first asked, and then waits for the socket. Nobody needs to
     /// wait for that: if the channel is lost, so is the acknowledgement, and the consumer ends.
-    pub(super) fn flush(&mut self) -> bool {
-        let before = self.acks.unsettled();
+    pub(super) fn flush(&mut self) {
         self.acks.flush(|ack| {
             let options = BasicAckOptions {
                 multiple: ack.multiple,
             };
             let _ = self.channel.basic_ack(ack.tag, options).now_or_never();
         });
-        self.acks.unsettled() != before
     }
 
     /// Gives a delivery back to the broker.

@@ -18,6 +18,9 @@ use crate::message::wire;
 const QUIET: Duration = Duration::from_millis(3);
 /// How long slots are held for a tier whose messages do not come, although it has some.
 const LONGEST_HOLD: Duration = Duration::from_millis(50);
+/// How long an acknowledgement may wait for others. What is not acknowledged when a worker dies runs
+/// again, so this is all that gathering can cost.
+const LONGEST_GATHERING: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Tier {
@@ -30,6 +33,8 @@ pub(super) struct Tier {
     pub(super) buffer: VecDeque<Held>,
     pub(super) memory: Memory,
     outlook: Outlook,
+    /// Since when something is finished and not acknowledged.
+    gathering_since: Option<Instant>,
 }
 
 /// A message in hand that has not begun.
@@ -80,6 +85,7 @@ impl Tier {
                 held_since: None,
                 question: None,
             },
+            gathering_since: None,
         }
     }
 
@@ -152,13 +158,27 @@ impl Tier {
         }
     }
 
-    /// Acknowledges what is finished.
-    pub(super) fn flush(&mut self) {
-        if let Some(subscription) = &mut self.subscription
-            && subscription.flush()
-        {
-            self.outlook.moved();
+    /// Acknowledges what is finished, or leaves it for the next turn: while much is in hand and more
+    /// is finished with every turn, one acknowledgement can stand for many. `is_quiet`: this turn
+    /// brought nothing new. Whether the next turn must follow at once.
+    pub(super) fn flush(&mut self, is_quiet: bool) -> bool {
+        let Some(subscription) = &mut self.subscription else {
+            return false;
+        };
+        if !subscription.has_finished() {
+            self.gathering_since = None;
+            return false;
         }
+        let now = Instant::now();
+        let since = *self.gathering_since.get_or_insert(now);
+        let has_much = self.buffer.len() * 2 > usize::from(self.window);
+        if has_much && !is_quiet && now < since + LONGEST_GATHERING {
+            return true;
+        }
+        subscription.flush();
+        self.gathering_since = None;
+        self.outlook.moved();
+        false
     }
 
     /// A slot is held for this tier: until when, unless something moves. `None`: it is released.
@@ -240,6 +260,7 @@ impl Tier {
         self.memory.lost(SystemTime::now(), running, waiting);
         self.outlook.nothing_more();
         self.outlook.question = None;
+        self.gathering_since = None;
     }
 
     /// The channel, if it is the one of this generation: a tag means nothing on another.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep, timeout};
 
@@ -19,6 +20,7 @@ use super::memory::Key;
 use super::order::{Order, Supply, Turn};
 use super::repair::{Repair, Repaired};
 use super::settle::Package;
+use super::subscription::Subscription;
 use super::tier::{Held, Received, Tier};
 use super::{Phase, Workshop};
 use crate::backoff::Backoff;
@@ -136,15 +138,23 @@ impl Group {
                     }
                 }
                 Exit::Finished => {
-                    self.repairs.clear();
-                    self.tiers.clear();
-                    // Acknowledgements that are under way go out before the goodbye.
-                    if let Ok(connection) = Arc::try_unwrap(connection) {
-                        let _ = timeout(CLOSE_LIMIT, connection.close()).await;
-                    }
+                    let _ = timeout(CLOSE_LIMIT, self.close(connection)).await;
                     return;
                 }
             }
+        }
+    }
+
+    /// Says goodbye, after the last acknowledgements.
+    async fn close(&mut self, connection: Arc<Connection>) {
+        self.repairs.clear();
+        let subscriptions = self
+            .tiers
+            .drain(..)
+            .filter_map(|tier| tier.subscription.map(Subscription::close));
+        join_all(subscriptions).await;
+        if let Ok(connection) = Arc::try_unwrap(connection) {
+            connection.close().await;
         }
     }
 

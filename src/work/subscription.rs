@@ -165,13 +165,12 @@ impl Subscription {
         })
     }
 
-    /// Closes the channel, so that the broker takes back what was not acknowledged.
-    pub(super) fn abandon(self) {
-        tokio::spawn(async move {
-            let goodbye = self.channel.close(200, "done".into());
-            // Without an answer it ends with the connection.
-            let _ = timeout(LIMIT, goodbye).await;
-        });
+    /// Closes the channel and waits for that: the broker has then read every acknowledgement, and
+    /// taken back all else. Dropping it instead would drop frames that are not sent yet.
+    pub(super) async fn close(self) {
+        let goodbye = self.channel.close(200, "done".into());
+        // Without an answer it ends with the connection.
+        let _ = timeout(LIMIT, goodbye).await;
     }
 }
 

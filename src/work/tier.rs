@@ -254,7 +254,7 @@ impl Tier {
     /// The channel is gone, and with it all that was in hand; these keys are still running.
     pub(super) fn lost(&mut self, running: impl Iterator<Item = Key>) {
         if let Some(subscription) = self.subscription.take() {
-            subscription.abandon();
+            tokio::spawn(subscription.close());
         }
         let waiting = self.buffer.drain(..).map(|held| held.key);
         self.memory.lost(SystemTime::now(), running, waiting);

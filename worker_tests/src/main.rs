@@ -1,0 +1,105 @@
+//! A worker whose handlers do what they are told: note that they ran, abort, or never yield.
+//!
+//! It takes the broker from `AMQP_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
+//! and the grace period in milliseconds from `GRACE`. What happens is printed, a line each.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use tierline::observe::Event;
+use tierline::{Context, Registry, Task, TaskError, TaskOptions, Tierline, Topology};
+
+/// Notes its number, waits, and notes that it is done.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    number: u64,
+    milliseconds: u64,
+}
+
+impl Task for Note {
+    const NAME: &'static str = "note";
+}
+
+/// Ends the process.
+#[derive(Serialize, Deserialize)]
+struct Abort {}
+
+impl Task for Abort {
+    const NAME: &'static str = "abort";
+}
+
+/// Never yields.
+#[derive(Serialize, Deserialize)]
+struct Spin {}
+
+impl Task for Spin {
+    const NAME: &'static str = "spin";
+}
+
+struct Ledger(File);
+
+impl Ledger {
+    /// One write, so that lines of many processes do not mix.
+    fn note(&self, line: &str) -> std::io::Result<()> {
+        (&self.0).write_all(format!("{line}\n").as_bytes())
+    }
+}
+
+async fn note(note: Note, cx: Context) -> Result<(), TaskError> {
+    let ledger = cx.data::<Ledger>();
+    ledger.note(&format!("start {}", note.number))?;
+    tokio::time::sleep(Duration::from_millis(note.milliseconds)).await;
+    ledger.note(&format!("end {}", note.number))?;
+    Ok(())
+}
+
+async fn abort(_: Abort) {
+    std::process::abort();
+}
+
+async fn spin(_: Spin) {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> Result<()> {
+    let setting = |name: &'static str| std::env::var(name).context(name);
+    let topology = Topology::parse(setting("MAP")?)?;
+    let ledger = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(setting("LEDGER")?)?;
+    let mut registry = Registry::new();
+    registry.register::<Note, _>(note)?;
+    registry.register::<Abort, _>(abort)?;
+    let limits = TaskOptions::new()
+        .soft_timeout(Duration::from_millis(500))
+        .timeout(Duration::from_secs(1));
+    registry.register_with::<Spin, _>(spin, limits)?;
+    let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
+    let app = Tierline::builder(topology)
+        .amqp(setting("AMQP_URL")?)
+        .registry(registry)
+        .data(Ledger(ledger))
+        .observe(print)
+        .connect()
+        .await?;
+    let grace = Duration::from_millis(setting("GRACE")?.parse()?);
+    app.work(groups).grace(grace).until_terminated().await?;
+    Ok(())
+}
+
+fn print(event: &Event<'_>) {
+    match event {
+        Event::Consuming { tier, .. } => println!("consuming {tier}"),
+        Event::Suspected { task, crashes } => println!("suspected {} {crashes}", task.name),
+        Event::Dead { task, reason, .. } => println!("dead {}: {reason}", task.name),
+        Event::GivenBack { task, why } => println!("given back {}: {why}", task.name),
+        _ => {}
+    }
+}

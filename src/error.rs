@@ -400,11 +400,13 @@ impl Error {
 /// Limits that cannot hold: what a worker has in hand of a task may outlast the broker's patience.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "task `{task}` may run for {timeout:?}, and group {group:?} holds {prefetch} messages per slot, \
-     so the last may be acknowledged after {:?}, when the broker has taken it away (ack_timeout \
-     {ack_timeout:?}); lower the task's timeout or the group's prefetch, or raise the broker's \
-     consumer_timeout and ack_timeout in [broker] with it",
-    timeout.saturating_mul((*prefetch).into())
+    "task `{task}` may run for {}, and group {group:?} holds {prefetch} messages per slot, so the \
+     last may be acknowledged after {}, when the broker has taken it away (ack_timeout {}); lower \
+     the task's timeout or the group's prefetch, or raise the broker's consumer_timeout and \
+     ack_timeout in [broker] with it",
+    humantime::format_duration(*timeout),
+    humantime::format_duration(timeout.saturating_mul((*prefetch).into())),
+    humantime::format_duration(*ack_timeout)
 )]
 #[non_exhaustive]
 pub struct LimitsTooLong {

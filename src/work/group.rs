@@ -30,7 +30,7 @@ use crate::observe::{Event, Purpose};
 use crate::topology;
 
 /// How long the broker may take to say goodbye.
-const CLOSE_LIMIT: Duration = Duration::from_millis(500);
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// A message that waits for a slot goes back when this part of the broker's patience is used up.
 const PATIENCE_PARTS: u32 = 3;
 
@@ -242,8 +242,16 @@ impl Group {
         loop {
             let is_quiet = !self.take_news(cx);
             self.drain_if_told();
+            let mut is_due = false;
             for tier in 0..self.tiers.len() {
-                if let Err(cause) = self.take_deliveries(tier, cx) {
+                let taken = self.take_deliveries(tier, cx);
+                let answered = self.tiers[tier].poll_answer(cx);
+                is_due |= answered.is_ready();
+                let answered = match answered {
+                    Poll::Ready(answered) => answered,
+                    Poll::Pending => Ok(()),
+                };
+                if let Err(cause) = taken.and(answered) {
                     if !connection.is_open() {
                         return Poll::Ready(Exit::Lost(cause));
                     }
@@ -267,7 +275,9 @@ impl Group {
             } else {
                 self.give_slots_away(cx);
             }
-            if !self.is_due(cx) {
+            self.look_after_consumers();
+            is_due |= self.tiers.iter().any(Tier::has_new_question);
+            if !is_due && !self.is_time(cx) {
                 if is_gathering {
                     // After the jobs that were begun in this turn.
                     cx.waker().wake_by_ref();
@@ -277,22 +287,28 @@ impl Group {
         }
     }
 
-    /// Whether a timer or an answer came meanwhile.
-    fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut is_due = false;
+    /// Has the broker asked after consumers from which nothing was heard for long.
+    fn look_after_consumers(&mut self) {
         for tier in &mut self.tiers {
-            is_due |= tier.poll_answer(cx).is_ready();
+            if let Some(next) = tier.look_after() {
+                self.wake_at = Some(self.wake_at.map_or(next, |other| other.min(next)));
+            }
         }
-        if let Some(wake_at) = self.wake_at
-            && wake_at != self.timer.deadline()
-        {
+    }
+
+    /// Whether it is time to look again.
+    fn is_time(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(wake_at) = self.wake_at else {
+            return false;
+        };
+        if wake_at != self.timer.deadline() {
             self.timer.as_mut().reset(wake_at);
         }
-        if self.wake_at.is_some() && self.timer.as_mut().poll(cx).is_ready() {
+        let is_time = self.timer.as_mut().poll(cx).is_ready();
+        if is_time {
             self.wake_at = None;
-            is_due = true;
         }
-        is_due
+        is_time
     }
 
     /// Begins no more, and gives back what has not begun.
@@ -306,7 +322,7 @@ impl Group {
             self.tiers[tier].buffer.push_back(held);
         }
         for tier in &mut self.tiers {
-            if let Some(subscription) = &tier.subscription {
+            if let Some(subscription) = &mut tier.subscription {
                 subscription.cancel();
             }
         }

@@ -32,6 +32,8 @@ pub(super) struct Subscription {
     consumer: Consumer,
     queue: String,
     acks: Acks,
+    /// Whether no more deliveries are wanted.
+    is_cancelled: bool,
 }
 
 /// Why there is no subscription.
@@ -42,8 +44,17 @@ pub(super) enum NoSubscription {
     Failed(Error),
 }
 
-/// How many messages are ready in the queue.
-pub(super) type Question = Pin<Box<dyn Future<Output = Option<u32>> + Send>>;
+/// A question to the broker about a queue. Without an answer the queue is gone, or the channel.
+pub(super) type Question = Pin<Box<dyn Future<Output = Option<Answer>> + Send>>;
+
+/// What the broker says of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// How many messages wait in it.
+    pub(super) ready: u32,
+    /// How many consumers it has.
+    pub(super) consumers: u32,
+}
 
 impl Subscription {
     /// Begins to consume, with at most `window` messages in hand.
@@ -76,6 +87,7 @@ impl Subscription {
                 consumer,
                 queue,
                 acks: Acks::default(),
+                is_cancelled: false,
             }),
             Ok(Err(error)) if is_not_found(&error) => Err(NoSubscription::NoQueue),
             Ok(Err(error)) => {
@@ -91,16 +103,20 @@ impl Subscription {
 
     /// The next delivery, or why there will be no more.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, String>> {
-        Pin::new(&mut self.consumer)
-            .poll_next(cx)
-            .map(|next| match next {
-                Some(Ok(delivery)) => {
-                    self.acks.delivered(delivery.delivery_tag);
-                    Ok(delivery)
-                }
-                Some(Err(error)) => Err(error.to_string()),
-                None => Err("the broker cancelled the consumer".to_owned()),
-            })
+        match Pin::new(&mut self.consumer).poll_next(cx) {
+            Poll::Ready(Some(Ok(delivery))) => {
+                self.acks.delivered(delivery.delivery_tag);
+                Poll::Ready(Ok(delivery))
+            }
+            // The channel goes on: what is running is still to be acknowledged.
+            Poll::Ready(_) if self.is_cancelled => Poll::Pending,
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(error.to_string())),
+            Poll::Ready(None) => {
+                let cause = "the broker cancelled the consumer".to_owned();
+                Poll::Ready(Err(cause))
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     /// How many messages the broker takes to be in hand.
@@ -142,7 +158,8 @@ impl Subscription {
     }
 
     /// Asks for no more deliveries. Some may be under way.
-    pub(super) fn cancel(&self) {
+    pub(super) fn cancel(&mut self) {
+        self.is_cancelled = true;
         let options = BasicCancelOptions { nowait: true };
         let _ = self
             .channel
@@ -150,7 +167,7 @@ impl Subscription {
             .now_or_never();
     }
 
-    /// Asks how many messages are ready. The broker answers on the same channel, after all that it
+    /// Asks what the queue is like. The broker answers on the same channel, after all that it
     /// has sent there before.
     pub(super) fn ask(&self) -> Question {
         let (channel, queue) = (self.channel.clone(), self.queue.as_str().into());
@@ -161,7 +178,10 @@ impl Subscription {
             };
             let declared = channel.queue_declare(queue, options, FieldTable::default());
             let declared = timeout(LIMIT, declared).await.ok()?.ok()?;
-            Some(declared.message_count())
+            Some(Answer {
+                ready: declared.message_count(),
+                consumers: declared.consumer_count(),
+            })
         })
     }
 

@@ -11,13 +11,15 @@ use tokio::time::Instant;
 use super::memory::{Judgement, Key, Memory};
 use super::order::Supply;
 use super::settle::Package;
-use super::subscription::{Question, Subscription};
+use super::subscription::{Answer, Question, Subscription};
 use crate::message::wire;
 
 /// How long a tier must be quiet before the broker is asked whether it has more.
 const QUIET: Duration = Duration::from_millis(3);
 /// How long slots are held for a tier whose messages do not come, although it has some.
 const LONGEST_HOLD: Duration = Duration::from_millis(50);
+/// How long a consumer may be quiet before it is asked after.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How long an acknowledgement may wait for others. What is not acknowledged when a worker dies runs
 /// again, so this is all that gathering can cost.
 const LONGEST_GATHERING: Duration = Duration::from_millis(1);
@@ -56,7 +58,17 @@ struct Outlook {
     last_movement: Instant,
     /// Since when a slot is held for this tier.
     held_since: Option<Instant>,
-    question: Option<(Instant, Question)>,
+    question: Option<Asked>,
+    /// When to look whether a quiet consumer is still one.
+    next_look: Instant,
+}
+
+/// A question that waits for its answer.
+struct Asked {
+    at: Instant,
+    question: Question,
+    /// Whether whoever waits will be woken by the answer.
+    is_awaited: bool,
 }
 
 /// What became of a delivery that was received.
@@ -84,6 +96,7 @@ impl Tier {
                 last_movement: Instant::now(),
                 held_since: None,
                 question: None,
+                next_look: Instant::now(),
             },
             gathering_since: None,
         }
@@ -197,27 +210,59 @@ impl Tier {
             return Some(quiet.min(latest));
         }
         if outlook.question.is_none() {
-            outlook.question = Some((now, subscription.ask()));
+            outlook.question = Some(Asked::now(subscription));
         }
         Some(latest)
     }
 
     /// Whether the broker has answered, so that held slots are to be looked at again.
-    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some((asked, question)) = &mut self.outlook.question else {
+    ///
+    /// # Errors
+    /// Why the consumer is of no use any more.
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), String>> {
+        let Some(asked) = &mut self.outlook.question else {
             return Poll::Pending;
         };
-        let Poll::Ready(ready) = question.as_mut().poll(cx) else {
+        asked.is_awaited = true;
+        let Poll::Ready(answer) = asked.question.as_mut().poll(cx) else {
             return Poll::Pending;
         };
-        let has_moved = self.outlook.last_movement > *asked;
+        let has_moved = self.outlook.last_movement > asked.at;
         self.outlook.question = None;
-        match (has_moved, ready) {
-            (false, Some(0) | None) => self.outlook.nothing_more(),
-            (false, Some(_)) => self.outlook.last_movement = Instant::now(),
+        self.outlook.next_look = Instant::now() + LOOK_EVERY;
+        match (has_moved, answer) {
             (true, _) => {}
+            (false, Some(Answer { consumers: 0, .. })) => {
+                // Seen where a quorum queue was deleted and declared again at once: the broker
+                // cancels nothing, and sends nothing.
+                return Poll::Ready(Err("the broker has forgotten the consumer".to_owned()));
+            }
+            (false, Some(Answer { ready: 0, .. }) | None) => self.outlook.nothing_more(),
+            (false, Some(_)) => self.outlook.last_movement = Instant::now(),
         }
-        Poll::Ready(())
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether a question was asked whose answer nobody waits for yet.
+    pub(super) fn has_new_question(&self) -> bool {
+        let asked = self.outlook.question.as_ref();
+        asked.is_some_and(|asked| !asked.is_awaited)
+    }
+
+    /// Looks after a consumer that has been quiet for long; when to look again.
+    pub(super) fn look_after(&mut self) -> Option<Instant> {
+        let subscription = self.subscription.as_ref()?;
+        let now = Instant::now();
+        let outlook = &mut self.outlook;
+        let due = outlook.next_look.max(outlook.last_movement + LOOK_EVERY);
+        if now < due {
+            return Some(due);
+        }
+        if outlook.question.is_none() {
+            outlook.question = Some(Asked::now(subscription));
+        }
+        outlook.next_look = now + LOOK_EVERY;
+        Some(outlook.next_look)
     }
 
     /// A delivery of this generation is done with.
@@ -268,6 +313,16 @@ impl Tier {
         self.subscription
             .as_mut()
             .filter(|_| self.generation == generation)
+    }
+}
+
+impl Asked {
+    fn now(subscription: &Subscription) -> Self {
+        Self {
+            at: Instant::now(),
+            question: subscription.ask(),
+            is_awaited: false,
+        }
     }
 }
 

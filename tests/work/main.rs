@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod faults;
 mod outcomes;
 
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,7 @@ use lapin::options::{BasicAckOptions, BasicGetOptions};
 use lapin::{BasicProperties, ConnectionProperties};
 use tierline::message::{Death, Message};
 use tierline::observe::Event;
-use tierline::{Builder, Registry, Tierline, Topology};
+use tierline::{Registry, Tierline, Topology};
 use tierline_testbed::{Vhost, vhost};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -31,24 +32,21 @@ struct Working {
 impl Working {
     /// A worker of all groups of a map, with these handlers.
     async fn begin(map: &str, registry: Registry) -> Self {
-        Self::begin_with(map, registry, |builder| builder).await
+        Self::begin_on(vhost().await, map, registry).await
     }
 
-    async fn begin_with(
-        map: &str,
-        registry: Registry,
-        build: impl FnOnce(Builder) -> Builder,
-    ) -> Self {
-        let vhost = vhost().await;
+    async fn begin_on(vhost: Vhost, map: &str, registry: Registry) -> Self {
         let heard = Heard::default();
         let topology = Topology::parse(map).unwrap();
         let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
-        let builder = Tierline::builder(topology)
+        let app = Tierline::builder(topology)
             .amqp(vhost.amqp_url())
             .registry(registry)
             .version("1.2.3")
-            .observe(heard.ear());
-        let app = build(builder).connect().await.unwrap();
+            .observe(heard.ear())
+            .connect()
+            .await
+            .unwrap();
         let (stop, stopped) = oneshot::channel();
         let worker = app.work(groups).grace(Duration::from_secs(5));
         let ended = tokio::spawn(worker.until(async {
@@ -103,6 +101,23 @@ impl Heard {
     fn count(&self, wanted: &str) -> usize {
         let lines = self.lines();
         lines.iter().filter(|line| line.starts_with(wanted)).count()
+    }
+
+    /// Waits for the next line, or a moment: one may have come while nobody listened.
+    async fn next(&self) {
+        let mut changes = self.count.subscribe();
+        let _ = tokio::time::timeout(Duration::from_millis(100), changes.changed()).await;
+    }
+
+    /// Waits until as many lines begin like `mended` as like `broken`, and one more.
+    async fn until_latest(&self, broken: &str, mended: &str) {
+        let waiting = async {
+            while self.count(mended) <= self.count(broken) {
+                self.next().await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, waiting).await;
+        assert!(waited.is_ok(), "{:#?}", self.lines());
     }
 
     /// Waits until so many lines begin like this.

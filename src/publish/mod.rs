@@ -18,9 +18,9 @@ use crate::observe::Observers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
-use lane::Answer;
 pub(crate) use lane::Letter;
-use link::Settings;
+use lane::{Answer, Lane};
+use link::{Live, Settings};
 use pool::{NoLane, Pool};
 
 /// How long a publish may take unless it says otherwise.
@@ -152,11 +152,35 @@ impl Inner {
         is_once: bool,
     ) -> Result<(), Error> {
         let letter = Arc::new(letter);
+        let mut attempted = None;
+        // Nearly all go this way, so it is kept short: a thousand of its futures are alive at once.
+        if let Some((live, lane)) = self.pool.lane_now() {
+            match send(&live, &lane, &letter, deadline).await {
+                Ok(Answer::Confirmed) => return Ok(()),
+                met => attempted = Some(met),
+            }
+        }
+        Box::pin(self.persist(letter, id, deadline, is_once, attempted)).await
+    }
+
+    /// Goes on after a first attempt, if there was one.
+    async fn persist(
+        &self,
+        letter: Arc<Letter>,
+        id: &TaskId,
+        deadline: Instant,
+        is_once: bool,
+        mut attempted: Option<Result<Answer, Obstacle>>,
+    ) -> Result<(), Error> {
         let mut pause = FIRST_PAUSE;
         // Whatever follows: an attempt without an answer may have stored it.
         let mut lost = None;
         loop {
-            let obstacle = match self.attempt(&letter, deadline).await {
+            let met = match attempted.take() {
+                Some(met) => met,
+                None => self.attempt(&letter, deadline).await,
+            };
+            let obstacle = match met {
                 Ok(Answer::Confirmed) => return Ok(()),
                 Ok(Answer::Unroutable) => {
                     return Err(Error::Unroutable {
@@ -186,16 +210,7 @@ impl Inner {
             NoLane::Blocked => Obstacle::Blocked,
             NoLane::Down(why) => Obstacle::Down(why),
         })?;
-        match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
-            Ok(answer) => Ok(answer),
-            Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
-            Err(_) => {
-                lane.give_up_if_stuck();
-                Err(Obstacle::Lost(
-                    "the broker did not confirm it in time".to_owned(),
-                ))
-            }
-        }
+        send(&live, &lane, letter, deadline).await
     }
 
     /// The queue that serves a tier today, for messages.
@@ -264,6 +279,25 @@ impl Inner {
             true => priority.min(bearable),
             false => priority,
         })
+    }
+}
+
+/// One attempt on one lane.
+async fn send(
+    live: &Live,
+    lane: &Lane,
+    letter: &Arc<Letter>,
+    deadline: Instant,
+) -> Result<Answer, Obstacle> {
+    match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
+        Ok(answer) => Ok(answer),
+        Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
+        Err(_) => {
+            lane.give_up_if_stuck();
+            Err(Obstacle::Lost(
+                "the broker did not confirm it in time".to_owned(),
+            ))
+        }
     }
 }
 

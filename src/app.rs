@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
 use crate::observe::{Event, Observers};
-use crate::publish::Publisher;
+use crate::publish::{Publisher, TraceContext};
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -57,6 +57,7 @@ pub struct Builder {
     on_connect: OnConnect,
     publish_connections: usize,
     observers: Observers,
+    trace: TraceContext,
 }
 
 /// Two: what one loses is mended while the other goes on.
@@ -72,6 +73,7 @@ impl Tierline {
             on_connect: OnConnect::default(),
             publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
+            trace: TraceContext::default(),
         }
     }
 
@@ -130,6 +132,28 @@ impl Builder {
         self
     }
 
+    /// How to learn the W3C trace context (`traceparent`) of where a task is published. Called for each
+    /// publish that is given none, in the caller's own task; the handler continues that trace. Without
+    /// it no context is added, since `tracing` alone has none.
+    ///
+    /// ```
+    /// # use tierline::{Tierline, Topology};
+    /// # fn current_traceparent() -> Option<String> { None }
+    /// # let map = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/topology/minimal.toml"));
+    /// # let topology = Topology::parse(map).unwrap();
+    /// // For example OpenTelemetry's propagator, asked for the context of the current span.
+    /// let builder = Tierline::builder(topology).trace_context(current_traceparent);
+    /// ```
+    pub fn trace_context(
+        self,
+        current: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            trace: TraceContext::new(current),
+            ..self
+        }
+    }
+
     /// The name under which the broker's management shows the connections. Default: `tierline` and
     /// the app's name.
     pub fn connection_name(self, name: impl Into<String>) -> Self {
@@ -153,6 +177,7 @@ impl Builder {
             on_connect,
             publish_connections,
             observers,
+            trace,
         } = self;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
@@ -181,6 +206,7 @@ impl Builder {
             connection,
             publish_connections,
             observers,
+            trace,
         );
         Ok(Tierline { publisher })
     }

@@ -141,6 +141,27 @@ async fn a_confirmed_task_is_in_its_tier_with_everything_that_was_said() {
 }
 
 #[tokio::test]
+async fn a_task_continues_the_trace_of_its_publisher() {
+    let vhost = vhost().await;
+    let map = Topology::parse(MAP).unwrap();
+    let app = Tierline::builder(map)
+        .amqp(vhost.amqp_url())
+        .trace_context(|| Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()))
+        .connect()
+        .await
+        .unwrap();
+    app.publish(Ship { order: 1 }).await.unwrap();
+    let [message] = &take_all(&vhost, "shop.normal").await[..] else {
+        panic!("not one message");
+    };
+    let traceparent = message.traceparent.as_deref().unwrap();
+    assert!(
+        traceparent.starts_with("00-0af7651916cd43dd"),
+        "{traceparent}"
+    );
+}
+
+#[tokio::test]
 async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
     let vhost = vhost().await;
     let app = connect(vhost.amqp_url()).await;

@@ -49,6 +49,36 @@ pub struct Publisher {
 struct Inner {
     topology: Topology,
     pool: Pool,
+    trace: TraceContext,
+}
+
+/// Asks the caller's tracing for the context of where it publishes.
+#[derive(Clone, Default)]
+pub(crate) struct TraceContext {
+    current: Option<Arc<CurrentTrace>>,
+}
+
+type CurrentTrace = dyn Fn() -> Option<String> + Send + Sync;
+
+impl TraceContext {
+    pub(crate) fn new(current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        Self {
+            current: Some(Arc::new(current)),
+        }
+    }
+
+    fn current(&self) -> Option<String> {
+        self.current.as_ref().and_then(|current| current())
+    }
+}
+
+impl fmt::Debug for TraceContext {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_set = self.current.is_some();
+        out.debug_struct("TraceContext")
+            .field("is_set", &is_set)
+            .finish()
+    }
 }
 
 impl Publisher {
@@ -61,6 +91,7 @@ impl Publisher {
         first: Connection,
         connections: usize,
         observers: Observers,
+        trace: TraceContext,
     ) -> Self {
         let settings = Settings {
             urls,
@@ -69,7 +100,11 @@ impl Publisher {
         };
         let pool = Pool::keep(settings, connections, first);
         Self {
-            inner: Arc::new(Inner { topology, pool }),
+            inner: Arc::new(Inner {
+                topology,
+                pool,
+                trace,
+            }),
         }
     }
 
@@ -127,7 +162,10 @@ enum Obstacle {
 }
 
 impl Inner {
-    async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
+    async fn publish(&self, mut request: PublishRequest) -> Result<Receipt, Error> {
+        if request.traceparent.is_none() {
+            request.traceparent = self.trace.current();
+        }
         let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
         // A limit that no clock can hold would overflow it.
         let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
 use crate::observe::{Event, Observers};
-use crate::publish::Publisher;
+use crate::publish::{Publisher, TraceContext};
 use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -62,6 +62,7 @@ pub struct Builder {
     registry: Option<Registry>,
     data: Data,
     version: String,
+    trace: TraceContext,
 }
 
 /// Two: what one loses is mended while the other goes on.
@@ -80,6 +81,7 @@ impl Tierline {
             registry: None,
             data: Data::new(),
             version: String::new(),
+            trace: TraceContext::default(),
         }
     }
 
@@ -181,6 +183,28 @@ impl Builder {
         }
     }
 
+    /// How to learn the W3C trace context (`traceparent`) of where a task is published. Called for each
+    /// publish that is given none, in the caller's own task; the handler continues that trace. Without
+    /// it no context is added, since `tracing` alone has none.
+    ///
+    /// ```
+    /// # use tierline::{Tierline, Topology};
+    /// # fn current_traceparent() -> Option<String> { None }
+    /// # let map = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/topology/minimal.toml"));
+    /// # let topology = Topology::parse(map).unwrap();
+    /// // For example OpenTelemetry's propagator, asked for the context of the current span.
+    /// let builder = Tierline::builder(topology).trace_context(current_traceparent);
+    /// ```
+    pub fn trace_context(
+        self,
+        current: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            trace: TraceContext::new(current),
+            ..self
+        }
+    }
+
     /// The name under which the broker's management shows the connections. Default: `tierline` and
     /// the app's name.
     pub fn connection_name(self, name: impl Into<String>) -> Self {
@@ -207,6 +231,7 @@ impl Builder {
             registry,
             data,
             version,
+            trace,
         } = self;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
@@ -235,6 +260,7 @@ impl Builder {
             connection,
             publish_connections,
             observers.clone(),
+            trace,
         );
         let registry = registry.map_or_else(Registry::collected, Ok);
         Ok(Tierline {

@@ -278,6 +278,19 @@ pub enum Error {
         limit: u64,
     },
 
+    /// The headers do not fit into the one frame that they must fit into. Nothing was sent.
+    #[error(
+        "the headers of task `{task}` have {size} bytes, and may have {limit}; put large values into the payload"
+    )]
+    HeadersTooLarge {
+        /// The task's name.
+        task: Box<str>,
+        /// Their size in bytes, as they are encoded.
+        size: u64,
+        /// The limit in bytes, [`MAX_HEADERS`](crate::message::wire::MAX_HEADERS).
+        limit: u64,
+    },
+
     /// An identifier or a header cannot be carried. Nothing was sent.
     #[error("cannot publish task `{task}`: {problem}")]
     InvalidMessage {
@@ -374,6 +387,7 @@ impl Error {
             | Error::NoSignals { .. }
             | Error::Unroutable { .. }
             | Error::TooLarge { .. }
+            | Error::HeadersTooLarge { .. }
             | Error::InvalidMessage { .. }
             | Error::InvalidPriority { .. }
             | Error::NotVerified(_)

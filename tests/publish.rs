@@ -15,6 +15,7 @@ use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tierline::message::Message;
+use tierline::observe::{Event, Purpose};
 use tierline::task::PublishRequest;
 use tierline::{Error, OnConnect, Task, Tierline, Topology};
 use tierline_testbed::{Broker, Vhost, vhost};
@@ -140,6 +141,27 @@ async fn a_confirmed_task_is_in_its_tier_with_everything_that_was_said() {
 }
 
 #[tokio::test]
+async fn a_task_continues_the_trace_of_its_publisher() {
+    let vhost = vhost().await;
+    let map = Topology::parse(MAP).unwrap();
+    let app = Tierline::builder(map)
+        .amqp(vhost.amqp_url())
+        .trace_context(|| Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()))
+        .connect()
+        .await
+        .unwrap();
+    app.publish(Ship { order: 1 }).await.unwrap();
+    let [message] = &take_all(&vhost, "shop.normal").await[..] else {
+        panic!("not one message");
+    };
+    let traceparent = message.traceparent.as_deref().unwrap();
+    assert!(
+        traceparent.starts_with("00-0af7651916cd43dd"),
+        "{traceparent}"
+    );
+}
+
+#[tokio::test]
 async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
     let vhost = vhost().await;
     let app = connect(vhost.amqp_url()).await;
@@ -167,18 +189,25 @@ async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
     ));
     let long = app.publish(Pay { order: 1 }).delay("31d").await;
     assert!(matches!(long, Err(Error::DelayTooLong { .. })));
-    for (name, value) in [
-        ("x-death", "1"),
-        ("tierline-attempt", "9"),
-        ("", "1"),
-        ("big", &"y".repeat(50_000)),
-    ] {
+    for (name, value) in [("x-death", "1"), ("tierline-attempt", "9"), ("", "1")] {
         let refused = app.publish(Pay { order: 1 }).header(name, value).await;
         assert!(
             matches!(refused, Err(Error::InvalidMessage { .. })),
             "{name}"
         );
     }
+    let value = "y".repeat(50_000);
+    let big = app.publish(Pay { order: 1 }).header("big", value).await;
+    assert!(matches!(big, Err(Error::HeadersTooLarge { .. })), "{big:?}");
+    // Small ones fill a frame too: each takes more room there than its name and value.
+    let many = (0..12_000).fold(app.publish(Pay { order: 1 }), |publishing, number| {
+        publishing.header(format!("{number:x}"), "")
+    });
+    let many = many.await;
+    assert!(
+        matches!(many, Err(Error::HeadersTooLarge { .. })),
+        "{many:?}"
+    );
     let nameless = app.publish(Pay { order: 1 }).id("").await;
     assert!(matches!(nameless, Err(Error::InvalidMessage { .. })));
     assert_eq!(vhost.depth("shop.critical").await.unwrap(), 0);
@@ -321,6 +350,49 @@ async fn an_app_that_may_not_declare_says_what_is_missing() {
 
     connect(vhost.amqp_url()).await;
     verifying.connect().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_broker_can_be_watched() {
+    let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
+    let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let app = Tierline::builder(Topology::parse(MAP).unwrap())
+        .amqp(vhost.amqp_url())
+        .publish_connections(1)
+        .observe(move |event| {
+            let _ = sender.send(match event {
+                Event::Connected { purpose, address } => {
+                    assert!(!address.contains("guest"), "{address}");
+                    ("connected", *purpose)
+                }
+                Event::Disconnected { purpose, .. } => ("disconnected", *purpose),
+                Event::ConnectFailed { purpose, .. } => ("failed", *purpose),
+                _ => return,
+            });
+        })
+        .connect()
+        .await
+        .unwrap();
+    assert_eq!(
+        events.recv().await.unwrap(),
+        ("connected", Purpose::Publish)
+    );
+    broker.stop().await.unwrap();
+    assert_eq!(
+        events.recv().await.unwrap(),
+        ("disconnected", Purpose::Publish)
+    );
+    assert_eq!(events.recv().await.unwrap(), ("failed", Purpose::Publish));
+    broker.start().await.unwrap();
+    let back = loop {
+        match events.recv().await.unwrap() {
+            ("failed", _) => {}
+            other => break other,
+        }
+    };
+    assert_eq!(back, ("connected", Purpose::Publish));
+    app.publish(Ship { order: 1 }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

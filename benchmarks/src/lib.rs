@@ -35,3 +35,14 @@ pub use report::{Check, Report};
 pub fn is_quick() -> bool {
     std::env::args().any(|argument| argument == "--quick")
 }
+
+/// Whether a part of the benchmark was asked for by its name; without names all are.
+pub fn is_wanted(part: &str) -> bool {
+    let mut names = std::env::args()
+        .skip(1)
+        .filter(|name| !name.starts_with('-'));
+    match names.next() {
+        None => true,
+        Some(first) => first == part || names.any(|name| name == part),
+    }
+}

@@ -57,6 +57,7 @@ impl Connection {
             Err(_) => return Err(silent(&address)),
         };
         unless_opened.disarm();
+        greeting.opened();
         let reported = greeting.version().unwrap_or_default();
         let capabilities = Capabilities::of(reported.parse()?)?;
         Ok(Self {

@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -32,9 +33,15 @@ pub(super) struct Greeting {
     /// Ends the stream of a connection that nobody waits for any more. lapin gives each a thread,
     /// and would keep it, and the socket, for as long as a silent server does.
     pub(super) abandoned: CancellationToken,
+    is_open: Arc<AtomicBool>,
 }
 
 impl Greeting {
+    /// Lets the stream step aside: the connection is open, and nobody abandons it any more.
+    pub(super) fn opened(&self) {
+        self.is_open.store(true, Ordering::Relaxed);
+    }
+
     /// The version that the broker reported, if it has reported one.
     pub(super) fn version(&self) -> Option<String> {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +78,13 @@ pub(super) struct Listening {
     inner: Inner,
     /// Until it is complete.
     greeting: Option<Greeting>,
-    abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Until the connection is open.
+    abandoned: Option<Abandoned>,
+}
+
+struct Abandoned {
+    waiting: Pin<Box<WaitForCancellationFutureOwned>>,
+    is_open: Arc<AtomicBool>,
 }
 
 type Inner = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
@@ -80,13 +93,23 @@ impl Listening {
     pub(super) fn new(inner: Inner, greeting: Greeting) -> Self {
         Self {
             inner,
-            abandoned: Box::pin(greeting.abandoned.clone().cancelled_owned()),
+            abandoned: Some(Abandoned {
+                waiting: Box::pin(greeting.abandoned.clone().cancelled_owned()),
+                is_open: Arc::clone(&greeting.is_open),
+            }),
             greeting: Some(greeting),
         }
     }
 
     fn poll_abandoned(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self.abandoned.as_mut().poll(cx) {
+        let Some(abandoned) = &mut self.abandoned else {
+            return Ok(());
+        };
+        if abandoned.is_open.load(Ordering::Relaxed) {
+            self.abandoned = None;
+            return Ok(());
+        }
+        match abandoned.waiting.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
             Poll::Pending => Ok(()),
         }

@@ -52,13 +52,15 @@ use crate::task::TaskId;
 /// The version of the format that this release writes, and the newest that it reads.
 pub const VERSION: i64 = 1;
 
-/// The room that a publisher's own headers have, names and values, in bytes. All headers of a
+/// The room that a publisher's own headers have, in bytes: names, values, and six for each. All headers of a
 /// message must fit into one frame of 128 KiB, and a dead letter carries its errors there too.
 pub const MAX_HEADERS: usize = 48 << 10;
 
 /// What begins the names of headers that are ours.
 const OWN: &str = "tierline-";
 const PERSISTENT: u8 = 2;
+/// What a header of text takes in a frame beside its name and value: two lengths and a type.
+const FIELD_OVERHEAD: usize = 6;
 /// The longest name, identifier or type that AMQP carries, in bytes.
 const LONGEST: usize = 255;
 
@@ -66,7 +68,8 @@ impl Message {
     /// The properties that carry this message, published by `app`.
     ///
     /// # Errors
-    /// [`Error::InvalidMessage`] where a name, an identifier or the headers do not fit.
+    /// [`Error::InvalidMessage`] where a name or an identifier does not fit,
+    /// [`Error::HeadersTooLarge`] where the headers do not.
     pub(crate) fn properties(&self, app: &str) -> Result<BasicProperties, Error> {
         self.check()?;
         let mut headers = FieldTable::default();
@@ -151,13 +154,15 @@ impl Message {
         let size: usize = self
             .headers
             .iter()
-            .map(|(name, value)| name.len() + value.len())
+            .map(|(name, value)| name.len() + value.len() + FIELD_OVERHEAD)
             .sum();
         let size = size + self.traceparent.as_ref().map_or(0, String::len);
         if size > MAX_HEADERS {
-            return refuse(format!(
-                "its headers have {size} bytes and may have {MAX_HEADERS}: put large values into the payload"
-            ));
+            return Err(Error::HeadersTooLarge {
+                task: self.task.as_str().into(),
+                size: size as u64,
+                limit: MAX_HEADERS as u64,
+            });
         }
         Ok(())
     }

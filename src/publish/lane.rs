@@ -106,8 +106,14 @@ impl Lane {
 
     /// Sends a letter and waits for what becomes of it; the first wait is for room in the window.
     pub(super) async fn send(&self, letter: Arc<Letter>) -> Answer {
-        let Ok(permit) = Arc::clone(&self.window).acquire_owned().await else {
-            return Answer::NotSent;
+        let window = Arc::clone(&self.window);
+        let permit = match Arc::clone(&window).try_acquire_owned() {
+            Ok(permit) => permit,
+            // Seldom, and in a box so that the way of most stays small.
+            Err(_) => match Box::pin(window.acquire_owned()).await {
+                Ok(permit) => permit,
+                Err(_) => return Answer::NotSent,
+            },
         };
         let (answer, answered) = oneshot::channel();
         let order = Order {

@@ -72,11 +72,21 @@ impl Live {
         self.broken.notify_one();
     }
 
+    /// The next lane in turn, if it is there and nobody is replacing it.
+    pub(super) fn lane_now(&self) -> Option<Lane> {
+        let slot = self.next_slot().try_lock().ok()?;
+        slot.as_ref().filter(|lane| !lane.is_closed()).cloned()
+    }
+
+    fn next_slot(&self) -> &Mutex<Option<Lane>> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        &self.lanes[turn % LANES]
+    }
+
     /// The next lane in turn. One whose channel is gone is replaced; what was under way on the
     /// others goes on.
     pub(super) async fn lane(&self) -> Result<Lane, Error> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed) % LANES;
-        let mut slot = self.lanes[index].lock().await;
+        let mut slot = self.next_slot().lock().await;
         match &*slot {
             Some(lane) if !lane.is_closed() => Ok(lane.clone()),
             _ => {

@@ -18,9 +18,9 @@ use crate::observe::Observers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
-use lane::Answer;
 pub(crate) use lane::Letter;
-use link::Settings;
+use lane::{Answer, Lane};
+use link::{Live, Settings};
 use pool::{NoLane, Pool};
 
 /// How long a publish may take unless it says otherwise.
@@ -49,6 +49,36 @@ pub struct Publisher {
 struct Inner {
     topology: Topology,
     pool: Pool,
+    trace: TraceContext,
+}
+
+/// Asks the caller's tracing for the context of where it publishes.
+#[derive(Clone, Default)]
+pub(crate) struct TraceContext {
+    current: Option<Arc<CurrentTrace>>,
+}
+
+type CurrentTrace = dyn Fn() -> Option<String> + Send + Sync;
+
+impl TraceContext {
+    pub(crate) fn new(current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        Self {
+            current: Some(Arc::new(current)),
+        }
+    }
+
+    fn current(&self) -> Option<String> {
+        self.current.as_ref().and_then(|current| current())
+    }
+}
+
+impl fmt::Debug for TraceContext {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_set = self.current.is_some();
+        out.debug_struct("TraceContext")
+            .field("is_set", &is_set)
+            .finish()
+    }
 }
 
 impl Publisher {
@@ -61,6 +91,7 @@ impl Publisher {
         first: Connection,
         connections: usize,
         observers: Observers,
+        trace: TraceContext,
     ) -> Self {
         let settings = Settings {
             urls,
@@ -69,7 +100,11 @@ impl Publisher {
         };
         let pool = Pool::keep(settings, connections, first);
         Self {
-            inner: Arc::new(Inner { topology, pool }),
+            inner: Arc::new(Inner {
+                topology,
+                pool,
+                trace,
+            }),
         }
     }
 
@@ -132,7 +167,10 @@ enum Obstacle {
 }
 
 impl Inner {
-    async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
+    async fn publish(&self, mut request: PublishRequest) -> Result<Receipt, Error> {
+        if request.traceparent.is_none() {
+            request.traceparent = self.trace.current();
+        }
         let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
         // A limit that no clock can hold would overflow it.
         let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
@@ -157,11 +195,35 @@ impl Inner {
         is_once: bool,
     ) -> Result<(), Error> {
         let letter = Arc::new(letter);
+        let mut attempted = None;
+        // Nearly all go this way, so it is kept short: a thousand of its futures are alive at once.
+        if let Some((live, lane)) = self.pool.lane_now() {
+            match send(&live, &lane, &letter, deadline).await {
+                Ok(Answer::Confirmed) => return Ok(()),
+                met => attempted = Some(met),
+            }
+        }
+        Box::pin(self.persist(letter, id, deadline, is_once, attempted)).await
+    }
+
+    /// Goes on after a first attempt, if there was one.
+    async fn persist(
+        &self,
+        letter: Arc<Letter>,
+        id: &TaskId,
+        deadline: Instant,
+        is_once: bool,
+        mut attempted: Option<Result<Answer, Obstacle>>,
+    ) -> Result<(), Error> {
         let mut pause = FIRST_PAUSE;
         // Whatever follows: an attempt without an answer may have stored it.
         let mut lost = None;
         loop {
-            let obstacle = match self.attempt(&letter, deadline).await {
+            let met = match attempted.take() {
+                Some(met) => met,
+                None => self.attempt(&letter, deadline).await,
+            };
+            let obstacle = match met {
                 Ok(Answer::Confirmed) => return Ok(()),
                 Ok(Answer::Unroutable) => {
                     return Err(Error::Unroutable {
@@ -191,16 +253,7 @@ impl Inner {
             NoLane::Blocked => Obstacle::Blocked,
             NoLane::Down(why) => Obstacle::Down(why),
         })?;
-        match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
-            Ok(answer) => Ok(answer),
-            Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
-            Err(_) => {
-                lane.give_up_if_stuck();
-                Err(Obstacle::Lost(
-                    "the broker did not confirm it in time".to_owned(),
-                ))
-            }
-        }
+        send(&live, &lane, letter, deadline).await
     }
 
     /// The queue that serves a tier today, for messages.
@@ -273,6 +326,25 @@ impl Inner {
             .capabilities()
             .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
         priority.min(bearable)
+    }
+}
+
+/// One attempt on one lane.
+async fn send(
+    live: &Live,
+    lane: &Lane,
+    letter: &Arc<Letter>,
+    deadline: Instant,
+) -> Result<Answer, Obstacle> {
+    match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
+        Ok(answer) => Ok(answer),
+        Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
+        Err(_) => {
+            lane.give_up_if_stuck();
+            Err(Obstacle::Lost(
+                "the broker did not confirm it in time".to_owned(),
+            ))
+        }
     }
 }
 

@@ -66,6 +66,13 @@ impl Pool {
         }
     }
 
+    /// A lane that is there already, as nearly always.
+    pub(super) fn lane_now(&self) -> Option<(Arc<Live>, Lane)> {
+        let live = self.choose(&self.states.borrow()).ok()?;
+        let lane = live.lane_now()?;
+        Some((live, lane))
+    }
+
     /// A lane to publish on, before the deadline.
     pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Lane), NoLane> {
         let live = self.live(deadline).await?;
@@ -83,10 +90,6 @@ impl Pool {
     }
 
     async fn live(&self, deadline: Instant) -> Result<Arc<Live>, NoLane> {
-        let first = self.choose(&self.states.borrow());
-        if let Ok(live) = first {
-            return Ok(live);
-        }
         let mut states = self.states.clone();
         loop {
             let why = match self.choose(&states.borrow_and_update()) {

@@ -147,3 +147,79 @@ impl Returns {
 fn text(id: &Option<ShortString>) -> Option<String> {
     id.as_ref().map(ToString::to_string)
 }
+
+#[cfg(test)]
+mod tests {
+    use lapin::BasicProperties;
+    use lapin::message::Delivery;
+
+    use super::*;
+
+    fn letter(id: &str) -> Arc<Letter> {
+        Arc::new(Letter {
+            exchange: "shop.tasks".to_owned(),
+            routing_key: "normal".to_owned(),
+            payload: Vec::new().into(),
+            properties: BasicProperties::default().with_message_id(id.into()),
+        })
+    }
+
+    /// The letter `id`, confirmed with the return of the letter `returned` attached.
+    fn confirmed(id: &str, returned: Option<&str>) -> (Ended, oneshot::Receiver<Answer>) {
+        let attached = returned.map(|returned| {
+            let address = ("shop.tasks".into(), "normal".into());
+            let mut delivery = Delivery::mock(0, address.0, address.1, false, Vec::new());
+            delivery.properties = letter(returned).properties.clone();
+            BasicReturnMessage {
+                delivery,
+                reply_code: 312,
+                reply_text: "NO_ROUTE".into(),
+            }
+        });
+        let (answer, answered) = oneshot::channel();
+        let ended = Ended::new(letter(id), answer, Ok(Confirmation::Ack(attached)));
+        (ended, answered)
+    }
+
+    #[test]
+    fn a_letter_whose_return_comes_with_a_later_confirm_waits_for_it() {
+        let mut returns = Returns::default();
+        // One and two are returned; two's confirm completes first, with the return of one.
+        let (two, mut about_two) = confirmed("two", Some("one"));
+        let (other, mut about_other) = confirmed("other", None);
+        returns.answer(&mut vec![two, other]);
+        assert!(about_two.try_recv().is_err());
+        assert!(matches!(about_other.try_recv(), Ok(Answer::Confirmed)));
+
+        let (one, mut about_one) = confirmed("one", Some("two"));
+        returns.answer(&mut vec![one]);
+        assert!(matches!(about_one.try_recv(), Ok(Answer::Unroutable)));
+        assert!(matches!(about_two.try_recv(), Ok(Answer::Unroutable)));
+    }
+
+    #[test]
+    fn a_letter_that_carried_the_return_of_another_is_confirmed_once_that_is_known() {
+        let mut returns = Returns::default();
+        let (stored, mut about_stored) = confirmed("stored", Some("returned"));
+        returns.answer(&mut vec![stored]);
+        assert!(about_stored.try_recv().is_err());
+
+        let (returned, mut about_returned) = confirmed("returned", None);
+        returns.answer(&mut vec![returned]);
+        assert!(matches!(about_returned.try_recv(), Ok(Answer::Unroutable)));
+        assert!(matches!(about_stored.try_recv(), Ok(Answer::Confirmed)));
+    }
+
+    #[test]
+    fn each_of_two_equal_letters_needs_a_return_of_its_own() {
+        let mut returns = Returns::default();
+        let (first, mut about_first) = confirmed("twin", Some("twin"));
+        let (second, mut about_second) = confirmed("twin", Some("twin"));
+        returns.answer(&mut vec![first, second]);
+        assert!(matches!(about_first.try_recv(), Ok(Answer::Unroutable)));
+        assert!(matches!(about_second.try_recv(), Ok(Answer::Unroutable)));
+        let (third, mut about_third) = confirmed("twin", None);
+        returns.answer(&mut vec![third]);
+        assert!(matches!(about_third.try_recv(), Ok(Answer::Confirmed)));
+    }
+}

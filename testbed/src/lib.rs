@@ -16,6 +16,7 @@ mod ports;
 mod postgres;
 mod process;
 mod provide;
+mod python;
 mod rabbitmq;
 mod servers;
 mod shared;
@@ -24,6 +25,7 @@ mod url;
 pub use folder::{KEEP, wait_until_clean};
 pub use postgres::{Database, Postgres};
 pub use process::Foreground;
+pub use python::Python;
 pub use rabbitmq::{Broker, Cluster, Node, Plugins, QueueInfo, Release, Vhost, WHICH, depth};
 pub use servers::Servers;
 pub use shared::{

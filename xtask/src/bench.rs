@@ -6,7 +6,7 @@ use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers};
 use crate::cargo::{cargo, step};
 use crate::root;
 
-pub(crate) async fn run(name: &str, is_quick: bool) -> Result<()> {
+pub(crate) async fn run(name: &str, is_quick: bool, parts: &[String]) -> Result<()> {
     let compose_file = root()?.join("docker-compose.yml");
     let servers = Servers::provide(&compose_file).await?;
     let package = "--package=tierline-benchmarks";
@@ -14,10 +14,10 @@ pub(crate) async fn run(name: &str, is_quick: bool) -> Result<()> {
     let build = cargo(&["build", "--release", package, "--bin", name])?;
     step("build", build).await?;
     let mut benchmark = cargo(&["run", "--quiet", "--release", package, "--bin", name])?;
-    if is_quick {
-        benchmark.args(["--", "--quick"]);
-    }
     benchmark
+        .arg("--")
+        .args(is_quick.then_some("--quick"))
+        .args(parts)
         .env(AMQP_URL, servers.amqp_url())
         .env(MANAGEMENT_URL, servers.management_url())
         .env(DATABASE_URL, servers.database_url());

@@ -29,11 +29,13 @@ enum Command {
     },
     /// Measures, in release mode, with a table at the end and target/benchmarks/NAME.json.
     Bench {
-        /// The benchmark, a program in benchmarks/src/bin: publish.
+        /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults.
         name: String,
         /// Fewer rounds and smaller amounts, to see that all works.
         #[arg(long)]
         quick: bool,
+        /// The parts of it to run; all unless named.
+        parts: Vec<String>,
     },
     /// Starts the servers, prints their URLs and keeps them until Ctrl-C.
     Services,
@@ -45,7 +47,7 @@ async fn main() -> ExitCode {
     let work = async {
         match command {
             Command::Test { name } => test::run(name.as_deref()).await,
-            Command::Bench { name, quick } => bench::run(&name, quick).await,
+            Command::Bench { name, quick, parts } => bench::run(&name, quick, &parts).await,
             Command::Services => services::run().await,
         }
     };

@@ -1,6 +1,6 @@
 //! Publishing beside plain lapin; how punctual delays are; how much memory a long stream takes.
 //!
-//! `cargo xtask bench publish [--quick]`
+//! `cargo xtask bench publish [--quick] [throughput] [delays] [memory]`
 
 mod delays;
 mod map;
@@ -8,7 +8,7 @@ mod memory;
 mod throughput;
 
 use anyhow::Result;
-use tierline_benchmarks::{Report, is_quick};
+use tierline_benchmarks::{Report, is_quick, is_wanted};
 use tierline_testbed::vhost;
 
 #[tokio::main]
@@ -18,12 +18,17 @@ async fn main() -> Result<()> {
     }
     let is_quick = is_quick();
     let mut report = Report::new("publish");
-    for tier in map::TIERS {
-        // A broker slows down with what it has stored: each part begins anew.
-        let vhost = vhost().await;
-        throughput::measure(&mut report, vhost.amqp_url(), tier, is_quick).await?;
+    if is_wanted("throughput") {
+        for tier in map::TIERS {
+            let vhost = vhost().await;
+            throughput::measure(&mut report, vhost.amqp_url(), tier, is_quick).await?;
+        }
     }
-    delays::measure(&mut report, is_quick).await?;
-    memory::measure(&mut report, is_quick).await?;
+    if is_wanted("delays") {
+        delays::measure(&mut report, is_quick).await?;
+    }
+    if is_wanted("memory") {
+        memory::measure(&mut report, is_quick).await?;
+    }
     report.finish()
 }

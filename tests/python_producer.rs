@@ -1,0 +1,86 @@
+//! A task that a Python program published, run by a Rust handler.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use lapin::options::BasicGetOptions;
+use lapin::{Connection, ConnectionProperties};
+use serde::{Deserialize, Serialize};
+use tierline::message::Message;
+use tierline::task::{Cancellation, Data};
+use tierline::topology::plan::Plan;
+use tierline::work::{Executor, Verdict};
+use tierline::{Registry, Task, Tierline, Topology};
+use tierline_testbed::{Python, vhost};
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/python_producer");
+const MAP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/topology/minimal.toml");
+
+#[derive(Serialize, Deserialize)]
+struct SendReceipt {
+    order: u64,
+}
+
+impl Task for SendReceipt {
+    const NAME: &'static str = "email.send_receipt";
+}
+
+#[tokio::test]
+async fn a_task_published_from_python_is_run_by_a_rust_handler() {
+    let vhost = vhost().await;
+    let python = Python::with(&Path::new(EXAMPLE).join("requirements.txt"))
+        .await
+        .unwrap();
+    let topology = Topology::load(MAP).unwrap();
+    let app = Tierline::builder(topology.clone())
+        .amqp(vhost.amqp_url())
+        .connect()
+        .await
+        .unwrap();
+    let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default())
+        .await
+        .unwrap();
+    let broker = tierline::broker::Connection::open(vhost.amqp_url(), "test");
+    let plan = Plan::new(&topology, broker.await.unwrap().capabilities()).unwrap();
+    // What `tierline topology plan --json` prints.
+    let file = std::env::temp_dir().join(format!("{}.json", vhost.name()));
+    std::fs::write(&file, serde_json::to_string(&plan).unwrap()).unwrap();
+
+    let script = Path::new(EXAMPLE).join("producer.py");
+    let plan = file.to_str().unwrap();
+    let arguments = [vhost.amqp_url(), plan, SendReceipt::NAME, r#"{"order": 7}"#];
+    let printed = python.run(&script, &arguments).await.unwrap();
+    let unmapped = [vhost.amqp_url(), plan, "email.forget", "{}"];
+    let refused = python.run(&script, &unmapped).await.unwrap_err();
+    std::fs::remove_file(&file).unwrap();
+    assert!(
+        format!("{refused:#}").contains("not mapped to a tier"),
+        "{refused:#}"
+    );
+
+    let channel = connection.create_channel().await.unwrap();
+    let taken = channel.basic_get("shop.default".into(), BasicGetOptions { no_ack: true });
+    let delivery = taken.await.unwrap().unwrap().delivery;
+    let now = SystemTime::now();
+    let message = Message::from_wire(&delivery.properties, delivery.data, "default", now).unwrap();
+    assert_eq!(message.id.as_str(), printed.trim());
+    assert_eq!(message.headers["producer"], "python");
+    assert!(message.enqueued_at <= now);
+
+    let ran = Arc::new(Mutex::new(None));
+    let noted = Arc::clone(&ran);
+    let mut registry = Registry::new();
+    registry
+        .register(move |receipt: SendReceipt| {
+            *noted.lock().unwrap() = Some(receipt.order);
+            async {}
+        })
+        .unwrap();
+    let executor = Executor::new(Arc::new(registry), Arc::new(Data::new()), app.publisher());
+    let verdict = executor.execute(&message, &Cancellation::new()).await;
+    assert_eq!(verdict, Verdict::Done);
+    assert_eq!(*ran.lock().unwrap(), Some(7));
+}

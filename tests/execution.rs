@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tierline::message::{DeadReason, FailureKind};
 use tierline::task::{Cancellation, Data, blocking};
 use tierline::testing::{RecordingPublisher, Tester};
 use tierline::work::{Executor, Verdict};

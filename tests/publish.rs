@@ -340,16 +340,17 @@ async fn a_publish_that_is_dropped_costs_nobody_else_anything() {
 #[tokio::test]
 async fn an_app_that_may_not_declare_says_what_is_missing() {
     let vhost = vhost().await;
-    let map = Topology::parse(MAP).unwrap();
-    let verifying = Tierline::builder(map)
-        .amqp(vhost.amqp_url())
-        .on_connect(OnConnect::Verify);
-    let error = verifying.clone().connect().await.unwrap_err().to_string();
+    let verifying = || {
+        Tierline::builder(Topology::parse(MAP).unwrap())
+            .amqp(vhost.amqp_url())
+            .on_connect(OnConnect::Verify)
+    };
+    let error = verifying().connect().await.unwrap_err().to_string();
     assert!(error.contains("nothing of it is on the broker"), "{error}");
     assert!(vhost.queue_names().await.unwrap().is_empty());
 
     connect(vhost.amqp_url()).await;
-    verifying.connect().await.unwrap();
+    verifying().connect().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

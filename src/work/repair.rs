@@ -4,12 +4,18 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::sleep;
 
 use super::Workshop;
 use super::subscription::{NoSubscription, Subscription};
 use crate::backoff::Backoff;
 use crate::broker::{Connection, apply};
 use crate::topology::plan::Plan;
+
+/// How long a queue that is gone is left alone.
+const BEFORE_DECLARING: Duration = Duration::from_millis(300);
 
 /// A subscription in the making.
 pub(super) struct Repair(Pin<Box<dyn Future<Output = Repaired> + Send>>);
@@ -44,7 +50,7 @@ impl Repair {
                         };
                     }
                     Err(NoSubscription::NoQueue) if shop.may_declare => {
-                        was_declared = declare(&shop, &connection).await;
+                        was_declared = declare(&shop, &connection, &queue).await;
                         if was_declared {
                             continue;
                         }
@@ -64,14 +70,28 @@ impl Repair {
     }
 }
 
-/// Declares all that the map says, which leaves alone what is there.
-async fn declare(shop: &Workshop, connection: &Connection) -> bool {
-    let applied = match Plan::new(&shop.topology, connection.capabilities()) {
-        Ok(plan) => apply(connection, &plan).await.map(drop),
-        Err(error) => Err(error),
+/// Declares the queue again; all else too, if that is gone as well.
+async fn declare(shop: &Workshop, connection: &Connection, queue: &str) -> bool {
+    // A quorum queue that is declared again while its deletion is under way may be a shell that
+    // neither cancels its consumers nor feeds them (seen on RabbitMQ 3.10).
+    sleep(BEFORE_DECLARING).await;
+    let declared = async {
+        let whole = Plan::new(&shop.topology, connection.capabilities())?;
+        let mut plan = whole.clone();
+        plan.exchanges.clear();
+        plan.retired.clear();
+        plan.queues.retain(|it| it.name == queue);
+        plan.bindings.retain(|it| it.destination == queue);
+        match apply(connection, &plan).await {
+            Ok(_) => Ok(()),
+            Err(_) => apply(connection, &whole).await.map(drop),
+        }
     };
-    if let Err(error) = &applied {
-        tracing::error!(%error, "a queue is gone, and cannot be declared again");
+    match declared.await {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::error!(%error, queue, "the queue is gone, and cannot be declared again");
+            false
+        }
     }
-    applied.is_ok()
 }

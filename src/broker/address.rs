@@ -72,6 +72,9 @@ impl FromStr for Address {
         if let Some(host) = ipv6_host(authority) {
             uri.authority.host = host;
         }
+        // RabbitMQ's own. lapin's buffers are then as large as they need to be from the start, and take
+        // up memory only as they are used; growing them later writes all of it, 8 MiB a connection.
+        uri.query.frame_max.get_or_insert(131_072);
         Ok(Self { uri })
     }
 }

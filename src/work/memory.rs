@@ -18,6 +18,9 @@ use crate::message::wire;
 const WINDOWS_IN_A_ROW: usize = 4;
 /// How many returned deliveries are remembered; the oldest are forgotten.
 const LONGEST_MEMORY: usize = 20_000;
+/// How many ended tasks are remembered. A classic queue writes acknowledgements down in batches, and
+/// a broker that is killed forgets the last ones.
+const ENDED_MEMORY: usize = 4_096;
 
 /// One attempt of one task, as a number: its name, identifier, attempt and life.
 pub(super) type Key = u64;
@@ -136,7 +139,7 @@ impl Memory {
         match self.orphans.get_mut(&key) {
             Some(orphan) => *orphan = Orphan::Done,
             None => {
-                if self.ended.len() >= self.window * 2 {
+                if self.ended.len() >= ENDED_MEMORY {
                     self.ended.pop_front();
                 }
                 self.ended.push_back(key);

@@ -1,6 +1,8 @@
 //! Working: whose turn it is, how soon urgent work starts, and how fast slots are filled.
 
 mod arrival;
+mod faults;
+mod idle;
 mod isolation;
 mod scene;
 mod strict;
@@ -34,6 +36,12 @@ async fn main() -> Result<()> {
     }
     if wanted("isolation") {
         isolation::measure(&mut report, is_quick()).await?;
+    }
+    if wanted("idle") {
+        idle::measure(&mut report).await?;
+    }
+    if wanted("faults") {
+        faults::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

@@ -204,19 +204,15 @@ impl Scene {
 
     /// A worker in another process, which competes with this one's and writes down its starts.
     pub(crate) async fn rival(&self) -> Result<Child> {
-        let mut rival = Command::new(std::env::current_exe()?)
-            .env(RIVAL, &self.map)
-            .env(RIVAL_URL, self.vhost.amqp_url())
-            .stdout(Stdio::piped())
-            .stdin(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
+        let mut rival = spawn_rival(&self.map, self.vhost.amqp_url())?;
         let record = self.record.clone();
         let out = rival.stdout.take().context("a rival has an output")?;
         let mut lines = BufReader::new(out).lines();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                if let Some((tier, id)) = line.split_once(' ') {
+                let mut words = line.splitn(3, ' ');
+                let (kind, tier, id) = (words.next(), words.next(), words.next());
+                if let (Some("started"), Some(tier), Some(id)) = (kind, tier, id) {
                     record.add(tier, id);
                 }
             }
@@ -268,6 +264,17 @@ async fn connect(map: &str, url: &str, record: Option<&Record>) -> Result<Tierli
 const RIVAL: &str = "TIERLINE_RIVAL";
 const RIVAL_URL: &str = "TIERLINE_RIVAL_URL";
 
+/// A worker in a process of its own, whose output tells what it does.
+pub(crate) fn spawn_rival(map: &str, url: &str) -> Result<Child> {
+    Ok(Command::new(std::env::current_exe()?)
+        .env(RIVAL, map)
+        .env(RIVAL_URL, url)
+        .stdout(Stdio::piped())
+        .stdin(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?)
+}
+
 /// Whether this process was started to compete with another.
 pub(crate) fn is_rival() -> bool {
     std::env::var_os(RIVAL).is_some()
@@ -281,8 +288,9 @@ pub(crate) async fn rival() -> Result<()> {
         .amqp(std::env::var(RIVAL_URL)?)
         .registry(registry()?)
         .observe(|event| match event {
-            Event::Started { task, .. } => println!("{} {}", task.tier, task.id),
-            Event::Consuming { tier, .. } => eprintln!("rival: consuming {tier}"),
+            Event::Started { task, .. } => println!("started {} {}", task.tier, task.id),
+            Event::Done { task, .. } => println!("done {} {}", task.tier, task.id),
+            Event::Redeclared { tier } => println!("redeclared {tier} -"),
             _ => {}
         })
         .connect()

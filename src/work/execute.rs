@@ -103,6 +103,13 @@ impl Executor {
         Ok(classify(ended, policy, message.attempt, (self.random)()))
     }
 
+    /// What becomes of a message that is not run at all: it has expired, or nobody here knows its task.
+    pub(super) fn refuses(&self, message: &Message) -> Option<Verdict> {
+        check_expiry(message, (self.clock)())
+            .and_then(|()| look_up(&self.registry, message))
+            .err()
+    }
+
     /// The options of a task's handler.
     pub(super) fn options(&self, task: &str) -> Option<&TaskOptions> {
         self.registry.get(task).map(Registration::options)

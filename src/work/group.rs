@@ -47,6 +47,8 @@ pub(super) struct Group {
     sender: mpsc::UnboundedSender<News>,
     news: mpsc::UnboundedReceiver<News>,
     phase: watch::Receiver<Phase>,
+    /// Completes when the shutdown moves on.
+    moved_on: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// A message that waits until it can run alone in the process.
     alone: Option<(usize, Held, Claim)>,
     timer: Pin<Box<Sleep>>,
@@ -105,6 +107,7 @@ impl Group {
             next_job: 0,
             sender,
             news,
+            moved_on: Box::pin(moved_on(phase.clone())),
             phase,
             alone: None,
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -112,11 +115,6 @@ impl Group {
             is_draining: false,
             shop,
         }
-    }
-
-    /// Where the group is told to look at the phase of the shutdown.
-    pub(super) fn bell(&self) -> mpsc::UnboundedSender<News> {
-        self.sender.clone()
     }
 
     /// Works until the shutdown is over.
@@ -241,7 +239,7 @@ impl Group {
     fn turn(&mut self, connection: &Arc<Connection>, cx: &mut Context<'_>) -> Poll<Exit> {
         loop {
             let is_quiet = !self.take_news(cx);
-            self.drain_if_told();
+            self.drain_if_told(cx);
             let mut is_due = false;
             for tier in 0..self.tiers.len() {
                 let taken = self.take_deliveries(tier, cx);
@@ -312,7 +310,10 @@ impl Group {
     }
 
     /// Begins no more, and gives back what has not begun.
-    fn drain_if_told(&mut self) {
+    fn drain_if_told(&mut self, cx: &mut Context<'_>) {
+        while self.moved_on.as_mut().poll(cx).is_ready() {
+            self.moved_on = Box::pin(moved_on(self.phase.clone()));
+        }
         if self.is_draining || *self.phase.borrow() < Phase::Drain {
             return;
         }
@@ -342,7 +343,6 @@ impl Group {
         match news {
             News::Ended(job, end) => self.ended(job, end),
             News::Hung(job, since) => self.hung(job, since),
-            News::Look => {}
         }
     }
 
@@ -585,6 +585,17 @@ fn tell_given_back(shop: &Workshop, back: &[Held]) {
         if let Some(message) = &message {
             let task = job::task_ref(message);
             shop.observers.tell(&Event::GivenBack { task, why });
+        }
+    }
+}
+
+/// Completes when the shutdown goes into another phase than it is in now.
+fn moved_on(mut phase: watch::Receiver<Phase>) -> impl Future<Output = ()> + Send + use<> {
+    phase.mark_unchanged();
+    async move {
+        if phase.changed().await.is_err() {
+            // The worker is gone, and with it this group.
+            std::future::pending().await
         }
     }
 }

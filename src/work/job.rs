@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::Instrument;
 
+use super::gate::ALONE_FROM;
 use super::settle::{Package, given_id};
 use super::watchdog::{Report, Watched};
 use super::{Verdict, Workshop};
@@ -55,8 +56,6 @@ pub(super) enum End {
 pub(super) enum News {
     Ended(JobId, End),
     Hung(JobId, Duration),
-    /// The shutdown moved on.
-    Look,
 }
 
 /// Begins a job, and tells the group how it ends, whatever happens to it.
@@ -124,6 +123,9 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
         let mapped = &route.tier;
         tracing::debug!(task = message.task, tier = package.tier, %mapped, "a task of another tier");
         shop.observers.tell(&Event::Strayed { task, mapped });
+    }
+    if let Some(verdict) = shop.executor.refuses(&message) {
+        return settle(shop, &package, &message, verdict, Duration::ZERO).await;
     }
     let due_at = message.due_at.unwrap_or(message.enqueued_at);
     let waited = now
@@ -294,7 +296,12 @@ async fn suspect(shop: &Workshop, package: &Package) -> End {
     let stored = shop.again(package, message.clone(), Duration::ZERO).await;
     let task = task_ref(&message);
     if stored.is_ok() {
-        tracing::warn!(task = task.name, id = %task.id, crashes, "its worker died");
+        let (name, id) = (task.name, task.id);
+        match crashes {
+            // It may have been given back by a worker that shut down.
+            0..ALONE_FROM => tracing::info!(task = name, %id, crashes, "it came back unfinished"),
+            _ => tracing::warn!(task = name, %id, crashes, "workers die with it, it runs alone"),
+        }
     }
     shop.ended(task, stored, || Event::Suspected { task, crashes })
         .await

@@ -121,7 +121,9 @@ impl Workshop {
         after: Duration,
     ) -> Result<(), Error> {
         let after = after.min(delay::MAX_DELAY);
-        message.due_at = SystemTime::now().checked_add(after);
+        if !after.is_zero() {
+            message.due_at = SystemTime::now().checked_add(after);
+        }
         let letter = self.addressed(package, &message, after)?;
         let deadline = Instant::now() + self.settle_limit;
         self.publisher.forward(letter, &message.id, deadline).await

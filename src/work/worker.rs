@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::future::{Future, pending};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use futures_util::FutureExt;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -13,14 +15,14 @@ use tokio_util::sync::CancellationToken;
 use super::check::check;
 use super::gate::{ALONE_FROM, Gate};
 use super::group::Group;
-use super::job::News;
 use super::watchdog::Watchdog;
 use super::{Executor, Phase, Workshop};
 use crate::Error;
+use crate::backoff::Backoff;
 use crate::observe::Observers;
 use crate::publish::Publisher;
 use crate::task::{Cancellation, Data, Registry};
-use crate::topology::Topology;
+use crate::topology::{self, Topology};
 
 /// How long running tasks have after a shutdown began, unless it is said otherwise.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
@@ -182,7 +184,6 @@ impl Worker {
 struct Pools {
     groups: JoinSet<()>,
     phase: watch::Sender<Phase>,
-    bells: Vec<mpsc::UnboundedSender<News>>,
 }
 
 impl Pools {
@@ -191,12 +192,10 @@ impl Pools {
         let mut pools = Self {
             groups: JoinSet::new(),
             phase,
-            bells: Vec::new(),
         };
         for group in names.iter().filter_map(|name| topology.group(name)) {
-            let group = Group::new(shop.clone(), group, pools.phase.subscribe());
-            pools.bells.push(group.bell());
-            pools.groups.spawn(group.run());
+            let (shop, phase) = (shop.clone(), pools.phase.subscribe());
+            pools.groups.spawn(serve(shop, group.clone(), phase));
         }
         pools
     }
@@ -226,10 +225,6 @@ impl Pools {
 
     fn enter(&self, phase: Phase) {
         self.phase.send_replace(phase);
-        for bell in &self.bells {
-            // A group that has ended need not look.
-            let _ = bell.send(News::Look);
-        }
     }
 
     async fn ended(&mut self) {
@@ -238,6 +233,19 @@ impl Pools {
                 tracing::error!(%error, "a group failed");
             }
         }
+    }
+}
+
+/// Serves a group until the shutdown is over. Should it fail, which only a mistake of ours could
+/// cause, it begins anew: the broker takes back what it had in hand.
+async fn serve(shop: Arc<Workshop>, group: topology::Group, phase: watch::Receiver<Phase>) {
+    loop {
+        let serving = Group::new(shop.clone(), &group, phase.clone()).run();
+        match AssertUnwindSafe(serving).catch_unwind().await {
+            Ok(()) => return,
+            Err(_) => tracing::error!(group = group.name, "a group failed, it begins anew"),
+        }
+        Backoff::new().pause().await;
     }
 }
 

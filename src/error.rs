@@ -303,6 +303,15 @@ pub enum Error {
     )]
     NotVerified(Box<Report>),
 
+    /// A schedule cannot be as it was asked for.
+    #[error("schedule {schedule:?}: {problem}")]
+    InvalidSchedule {
+        /// The schedule, or the part of it that is wrong.
+        schedule: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -355,6 +364,7 @@ impl Error {
             | Error::SoftTimeoutTooLong { .. }
             | Error::PayloadNotEncodable { .. }
             | Error::UnmappedTask { .. }
+            | Error::InvalidSchedule { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }

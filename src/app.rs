@@ -1,5 +1,6 @@
 //! The app: the only place where the rooms are wired together.
 
+use std::fmt;
 use std::sync::Arc;
 
 use futures_util::stream::Stream;
@@ -7,6 +8,8 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
+#[cfg(feature = "postgres")]
+use crate::database::Database;
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
@@ -34,6 +37,8 @@ use crate::topology::plan::Plan;
 #[derive(Debug, Clone)]
 pub struct Tierline {
     publisher: Publisher,
+    #[cfg(feature = "postgres")]
+    database: Option<Database>,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -49,10 +54,12 @@ pub enum OnConnect {
 }
 
 /// Settings of an app that is about to connect; see [`Tierline::builder`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Builder {
     topology: Topology,
     urls: Vec<String>,
+    #[cfg(feature = "postgres")]
+    postgres: Option<String>,
     name: String,
     on_connect: OnConnect,
     observers: Observers,
@@ -65,6 +72,8 @@ impl Tierline {
             name: format!("tierline {}", topology.app()),
             topology,
             urls: Vec::new(),
+            #[cfg(feature = "postgres")]
+            postgres: None,
             on_connect: OnConnect::default(),
             observers: Observers::default(),
         }
@@ -92,6 +101,17 @@ impl Tierline {
         self.publisher.publish_many(requests)
     }
 
+    /// The app's database.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn database(&self) -> Result<&Database, Error> {
+        self.database.as_ref().ok_or_else(|| Error::NoDatabase {
+            tried: "use the database".into(),
+        })
+    }
+
     /// The publisher alone, for code that takes any [`Publish`].
     pub fn publisher(&self) -> Arc<dyn Publish> {
         Arc::new(self.publisher.clone())
@@ -102,6 +122,14 @@ impl Builder {
     /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used.
     pub fn amqp(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
+        self
+    }
+
+    /// The URL of the database for dead letters; see [`Database::new`]. It need not be up when the
+    /// app connects. Prepare it once with [`Database::migrate`] or `tierline migrate`.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(mut self, url: impl Into<String>) -> Self {
+        self.postgres = Some(url.into());
         self
     }
 
@@ -130,16 +158,20 @@ impl Builder {
     /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
     ///
     /// # Errors
-    /// As [`Connection::open`], [`apply`] and [`doctor`]; [`Error::NotVerified`] where something is
+    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
     /// missing and must not be declared.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
             topology,
             mut urls,
+            #[cfg(feature = "postgres")]
+            postgres,
             name,
             on_connect,
             observers,
         } = self;
+        #[cfg(feature = "postgres")]
+        let database = postgres.as_deref().map(Database::new).transpose()?;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
             OnConnect::Apply => {
@@ -162,7 +194,20 @@ impl Builder {
         }
         Ok(Tierline {
             publisher: Publisher::new(topology, urls, name, connection, observers),
+            #[cfg(feature = "postgres")]
+            database,
         })
+    }
+}
+
+/// Without the URLs: they may hold passwords.
+impl fmt::Debug for Builder {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Builder")
+            .field("app", &self.topology.app())
+            .field("name", &self.name)
+            .field("on_connect", &self.on_connect)
+            .finish_non_exhaustive()
     }
 }
 

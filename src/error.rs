@@ -308,8 +308,66 @@ pub enum Error {
     InvalidSchedule {
         /// The schedule, or the part of it that is wrong.
         schedule: Box<str>,
+    /// The URL of the database cannot be read. It is not shown, because it may hold a password.
+    #[error(
+        "cannot read the URL of the database: {problem}; write \
+         postgres://user:password@host:5432/database"
+    )]
+    InvalidDatabaseUrl {
         /// What is wrong with it.
         problem: Box<str>,
+    },
+
+    /// Something needs a database, and the app has none.
+    #[error("cannot {tried}: no database was given; call .postgres(…) on the builder")]
+    NoDatabase {
+        /// What was tried.
+        tried: Box<str>,
+    },
+
+    /// There is no connection to the database, or none was free in time.
+    #[error(
+        "cannot {tried}: no connection to {address}: {cause}; is Postgres running, and is this its \
+         address?"
+    )]
+    DatabaseUnreachable {
+        /// What was tried.
+        tried: Box<str>,
+        /// Where it was tried, without the credentials.
+        address: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The connection to the database was lost on the way, or the database gave up for now. What was
+    /// asked for may have been done or not.
+    #[error("cannot {tried}: {cause}; check Postgres, and try again")]
+    DatabaseFailed {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The database refuses what was asked, and will again.
+    #[error("cannot {tried}: Postgres says {cause:?}")]
+    DatabaseRefused {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What Postgres says.
+        cause: Box<str>,
+    },
+
+    /// The database lacks tables or columns of ours.
+    #[error(
+        "cannot {tried}: the database is not prepared ({cause}); run `tierline migrate`, or call \
+         Database::migrate"
+    )]
+    NotMigrated {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What is missing.
+        cause: Box<str>,
     },
 
     /// A span of time was given as text that cannot be read.
@@ -342,7 +400,9 @@ impl Error {
             | Error::NotConnected { .. }
             | Error::Unconfirmed { .. }
             | Error::BrokerFailed { .. }
-            | Error::ManagementFailed { .. } => true,
+            | Error::ManagementFailed { .. }
+            | Error::DatabaseUnreachable { .. }
+            | Error::DatabaseFailed { .. } => true,
             Error::InvalidTopology(_)
             | Error::Unroutable { .. }
             | Error::TooLarge { .. }
@@ -365,6 +425,10 @@ impl Error {
             | Error::PayloadNotEncodable { .. }
             | Error::UnmappedTask { .. }
             | Error::InvalidSchedule { .. }
+            | Error::InvalidDatabaseUrl { .. }
+            | Error::NoDatabase { .. }
+            | Error::DatabaseRefused { .. }
+            | Error::NotMigrated { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }

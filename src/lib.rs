@@ -10,6 +10,9 @@ pub mod message;
 
 pub mod observe;
 
+#[cfg(feature = "postgres")]
+pub mod database;
+
 pub mod broker;
 
 pub mod publish;
@@ -22,6 +25,8 @@ mod app;
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
+#[cfg(feature = "postgres")]
+pub use database::Database;
 pub use error::Error;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,

@@ -1,0 +1,3 @@
+CREATE TABLE tierline.dead_letters (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY
+);

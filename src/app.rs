@@ -12,6 +12,8 @@ use crate::broker::{Connection, Severity, apply, doctor};
 use crate::database::Database;
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
+#[cfg(feature = "postgres")]
+use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -37,6 +39,12 @@ use crate::topology::plan::Plan;
 #[derive(Debug, Clone)]
 pub struct Tierline {
     publisher: Publisher,
+    #[cfg(feature = "postgres")]
+    topology: Topology,
+    #[cfg(feature = "postgres")]
+    observers: Observers,
+    #[cfg(feature = "postgres")]
+    name: String,
     #[cfg(feature = "postgres")]
     database: Option<Database>,
 }
@@ -99,6 +107,33 @@ impl Tierline {
         S: Stream<Item = PublishRequest>,
     {
         self.publisher.publish_many(requests)
+    }
+
+    /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn scheduler(&self) -> Result<Scheduler, Error> {
+        let (topology, observers) = (self.topology.clone(), self.observers.clone());
+        let (database, name) = (self.database()?.clone(), self.name.clone());
+        Ok(Scheduler::new(
+            topology,
+            database,
+            self.publisher(),
+            observers,
+            name,
+        ))
+    }
+
+    /// The schedules, to see, pause, run and change them.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn schedules(&self) -> Result<Schedules, Error> {
+        let schedules = Schedules::new(self.topology.clone(), self.database()?.clone());
+        Ok(schedules.by(&self.name).publisher(self.publisher()))
     }
 
     /// The app's database.
@@ -192,8 +227,21 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
+        let publisher = Publisher::new(
+            topology.clone(),
+            urls,
+            name.clone(),
+            connection,
+            observers.clone(),
+        );
         Ok(Tierline {
-            publisher: Publisher::new(topology, urls, name, connection, observers),
+            publisher,
+            #[cfg(feature = "postgres")]
+            topology,
+            #[cfg(feature = "postgres")]
+            observers,
+            #[cfg(feature = "postgres")]
+            name,
             #[cfg(feature = "postgres")]
             database,
         })

@@ -308,6 +308,19 @@ pub enum Error {
     InvalidSchedule {
         /// The schedule, or the part of it that is wrong.
         schedule: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// The app has no schedule of that name.
+    #[error("there is no schedule {schedule:?}{}", near.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
+    UnknownSchedule {
+        /// The name that was given.
+        schedule: Box<str>,
+        /// A schedule of nearly that name.
+        near: Option<Box<str>>,
+    },
+
     /// The URL of the database cannot be read. It is not shown, because it may hold a password.
     #[error(
         "cannot read the URL of the database: {problem}; write \
@@ -425,6 +438,7 @@ impl Error {
             | Error::PayloadNotEncodable { .. }
             | Error::UnmappedTask { .. }
             | Error::InvalidSchedule { .. }
+            | Error::UnknownSchedule { .. }
             | Error::InvalidDatabaseUrl { .. }
             | Error::NoDatabase { .. }
             | Error::DatabaseRefused { .. }

@@ -21,11 +21,18 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Every migration there is. Rooms number theirs apart (dead letters from 1, schedules from 101), so
 /// that each adds its own without minding the others: what is missing is applied, in any order of
 /// releases.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(
-    1,
-    "dead letters",
-    include_str!("../../migrations/0001_dead_letters.sql"),
-)];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (
+        1,
+        "dead letters",
+        include_str!("../../migrations/0001_dead_letters.sql"),
+    ),
+    (
+        101,
+        "schedules",
+        include_str!("../../migrations/0101_schedules.sql"),
+    ),
+];
 
 /// What a migration did.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::message::{DeadReason, Failure};
 use crate::task::TaskId;
@@ -142,6 +142,37 @@ pub enum Event<'a> {
     Redeclared {
         /// The tier.
         tier: &'a str,
+    },
+
+    /// A run of a schedule is stored by the broker.
+    SchedulePublished {
+        /// The schedule's name.
+        schedule: &'a str,
+        /// The run's identifier.
+        id: &'a TaskId,
+        /// When it was due.
+        due: SystemTime,
+        /// How much later it was published.
+        late: Duration,
+    },
+    /// Runs of a schedule were given up: newer ones were due, they had expired, or no scheduler was
+    /// running when they were due.
+    ScheduleMissed {
+        /// The schedule's name.
+        schedule: &'a str,
+        /// How many runs.
+        count: u64,
+        /// When the latest run was due, which may have been published.
+        last_due: SystemTime,
+    },
+    /// This process has begun or ceased to lead the schedules.
+    LeaderChanged {
+        /// Whether it leads now.
+        leads: bool,
+        /// The number of its term of office, which rises with every change of leader.
+        epoch: u64,
+        /// At the beginning of a term: how long ago the last leader was last seen.
+        gap: Duration,
     },
 }
 

@@ -56,11 +56,11 @@ mod names;
 pub mod plan;
 pub mod problem;
 mod reader;
-mod schedule;
+pub(crate) mod schedule;
 mod source;
 mod task;
 mod tier;
-mod timing;
+pub(crate) mod timing;
 mod units;
 
 use std::fs::File;
@@ -71,11 +71,12 @@ use std::sync::Arc;
 pub use broker::BrokerSettings;
 pub use group::{Group, Order};
 pub use names::Names;
+pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
 pub use timing::Timing;
-pub(crate) use units::parse_duration;
+pub(crate) use units::{parse_duration, show_duration};
 
 use crate::Error;
 use file::Content;

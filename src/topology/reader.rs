@@ -324,7 +324,7 @@ pub(super) fn quoted(name: &str) -> String {
 
 /// The candidate that `name` is most likely a slip of the pen or an abbreviation for: a third of
 /// it may be wrong.
-pub(super) fn near_miss<'c>(
+pub(crate) fn near_miss<'c>(
     name: &str,
     candidates: impl Iterator<Item = &'c str>,
 ) -> Option<&'c str> {

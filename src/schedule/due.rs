@@ -27,6 +27,20 @@ pub(super) struct Decision {
     pub(super) next: Option<Timestamp>,
 }
 
+impl Decision {
+    /// The part of it that stands although the newest run could not be published: it stays due.
+    pub(super) fn older_only(self, schedule: &Schedule) -> Option<Self> {
+        let before = self.newest - SignedDuration::from_nanos(1);
+        let older = schedule.timing.latest_until(before, &schedule.name)?;
+        (self.missed > 0).then_some(Self {
+            publish: None,
+            newest: older,
+            next: Some(self.newest),
+            ..self
+        })
+    }
+}
+
 /// What to do at `now` about a schedule whose first unsettled run is `next_due`, where there has
 /// been a scheduler since `led_since`. `None`: it is not due.
 pub(super) fn decide(

@@ -174,6 +174,10 @@ impl Leader {
             Err(error) => {
                 tracing::warn!(schedule = name, %error, "a run waits until it can be published");
                 term.rest(name);
+                // The older ones are given up whatever becomes of the newest.
+                if let Some(decision) = run.decision.older_only(&run.schedule) {
+                    term.settled.push(Settled { decision, ..run });
+                }
             }
         }
     }

@@ -30,10 +30,11 @@
 //!   for by one, as the schedule's [`missed`](crate::topology::Missed) says.
 //!
 //! # The clock
-//! Due times are compared with the database's clock, which is the same for all processes. A step
-//! forward is as if nobody had led meanwhile, but for `missed`: the newest run is published. After a
-//! step back by less than an hour no run comes twice: the clock is waited for. After a longer one,
-//! runs are those of the new time.
+//! Due times are compared with the database's clock, which is the same for all processes: a takeover
+//! never goes back or forward in time, and the wall clocks of processes may step as they like.
+//! Where the database's own clock steps forward, the runs between are due at once, or missed if it
+//! was by a minute or more. Where it steps back by less than an hour, no run comes twice: the clock
+//! is waited for. After a longer step back, runs are those of the new time.
 //!
 //! # Headers
 //! Every run has the headers `schedule`, the schedule's name, and `schedule-due-at`, its due time as

@@ -70,8 +70,12 @@ pub struct Builder {
     postgres: Option<String>,
     name: String,
     on_connect: OnConnect,
+    publish_connections: usize,
     observers: Observers,
 }
+
+/// Two: what one loses is mended while the other goes on.
+const PUBLISH_CONNECTIONS: usize = 2;
 
 impl Tierline {
     /// An app with this map.
@@ -83,6 +87,7 @@ impl Tierline {
             #[cfg(feature = "postgres")]
             postgres: None,
             on_connect: OnConnect::default(),
+            publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
         }
     }
@@ -173,6 +178,14 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
+    /// How many connections publishing has, apart from those that consume. At least 1. Default: 2.
+    pub fn publish_connections(self, count: usize) -> Self {
+        Self {
+            publish_connections: count.max(1),
+            ..self
+        }
+    }
+
     /// Adds somebody who is told of everything that happens. Any number may be added. They must not
     /// block: they are called where it happens.
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
@@ -203,6 +216,7 @@ impl Builder {
             postgres,
             name,
             on_connect,
+            publish_connections,
             observers,
         } = self;
         #[cfg(feature = "postgres")]
@@ -232,6 +246,7 @@ impl Builder {
             urls,
             name.clone(),
             connection,
+            publish_connections,
             observers.clone(),
         );
         Ok(Tierline {

@@ -10,6 +10,8 @@ use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::database::Database;
+#[cfg(feature = "postgres")]
+use crate::dead::{Collector, DeadLetters, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
 use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
@@ -38,7 +40,17 @@ use crate::topology::plan::Plan;
 pub struct Tierline {
     publisher: Publisher,
     #[cfg(feature = "postgres")]
-    database: Option<Database>,
+    log: Option<Log>,
+}
+
+/// What the log of dead letters needs.
+#[cfg(feature = "postgres")]
+#[derive(Debug, Clone)]
+struct Log {
+    letters: DeadLetters,
+    urls: Arc<[String]>,
+    name: String,
+    observers: Observers,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -60,6 +72,8 @@ pub struct Builder {
     urls: Vec<String>,
     #[cfg(feature = "postgres")]
     postgres: Option<String>,
+    #[cfg(feature = "postgres")]
+    triage: Triage,
     name: String,
     on_connect: OnConnect,
     observers: Observers,
@@ -74,6 +88,8 @@ impl Tierline {
             urls: Vec::new(),
             #[cfg(feature = "postgres")]
             postgres: None,
+            #[cfg(feature = "postgres")]
+            triage: Triage::default(),
             on_connect: OnConnect::default(),
             observers: Observers::default(),
         }
@@ -107,8 +123,39 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn database(&self) -> Result<&Database, Error> {
-        self.database.as_ref().ok_or_else(|| Error::NoDatabase {
-            tried: "use the database".into(),
+        Ok(self.log("use the database")?.letters.database())
+    }
+
+    /// The log of dead letters: list, group, redrive, discard.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
+        Ok(self.log("use the log of dead letters")?.letters.clone())
+    }
+
+    /// What takes dead letters from their queues into the log, on a connection of its own.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn collector(&self) -> Result<Collector, Error> {
+        let log = self.log("collect dead letters")?;
+        let (topology, database) = (log.letters.topology(), log.letters.database());
+        Ok(Collector::new(
+            topology.clone(),
+            log.urls.to_vec(),
+            &log.name,
+            database.clone(),
+            log.observers.clone(),
+        ))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn log(&self, tried: &str) -> Result<&Log, Error> {
+        self.log.as_ref().ok_or_else(|| Error::NoDatabase {
+            tried: tried.into(),
         })
     }
 
@@ -131,6 +178,12 @@ impl Builder {
     pub fn postgres(mut self, url: impl Into<String>) -> Self {
         self.postgres = Some(url.into());
         self
+    }
+
+    /// How dead letters are assessed. Default: by the rules that come with tierline.
+    #[cfg(feature = "postgres")]
+    pub fn triage(self, triage: Triage) -> Self {
+        Self { triage, ..self }
     }
 
     /// What to do about the broker's queues and exchanges. Default: [`OnConnect::Apply`].
@@ -166,6 +219,8 @@ impl Builder {
             mut urls,
             #[cfg(feature = "postgres")]
             postgres,
+            #[cfg(feature = "postgres")]
+            triage,
             name,
             on_connect,
             observers,
@@ -192,10 +247,28 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
+        #[cfg(feature = "postgres")]
+        let for_log = (
+            topology.clone(),
+            urls.clone(),
+            name.clone(),
+            observers.clone(),
+        );
+        let publisher = Publisher::new(topology, urls, name, connection, observers);
+        #[cfg(feature = "postgres")]
+        let log = database.map(|database| {
+            let (topology, urls, name, observers) = for_log;
+            Log {
+                letters: DeadLetters::new(topology, database, publisher.clone(), triage),
+                urls: urls.into(),
+                name,
+                observers,
+            }
+        });
         Ok(Tierline {
-            publisher: Publisher::new(topology, urls, name, connection, observers),
+            publisher,
             #[cfg(feature = "postgres")]
-            database,
+            log,
         })
     }
 }

@@ -365,6 +365,45 @@ pub enum Error {
         cause: Box<str>,
     },
 
+    /// A filter, a page or another setting of a query cannot be used. Nothing was changed.
+    #[error("cannot use this filter: {problem}")]
+    InvalidFilter {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// There is no dead letter of this number in the app's log.
+    #[error("there is no dead letter {id}; it may be past its retention")]
+    DeadLetterNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this dead letter. It is as before.
+    #[error("dead letter {id} is left as it is: {problem}")]
+    DeadLetterRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
+    /// There is no operation of this number in the app's log.
+    #[error("there is no operation {id}")]
+    BulkNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this operation.
+    #[error("operation {id} is left as it is: {problem}")]
+    BulkRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -423,6 +462,11 @@ impl Error {
             | Error::NoDatabase { .. }
             | Error::DatabaseRefused { .. }
             | Error::NotMigrated { .. }
+            | Error::InvalidFilter { .. }
+            | Error::DeadLetterNotFound { .. }
+            | Error::DeadLetterRefused { .. }
+            | Error::BulkNotFound { .. }
+            | Error::BulkRefused { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }

@@ -19,6 +19,9 @@ pub mod publish;
 
 pub mod work;
 
+#[cfg(feature = "postgres")]
+pub mod dead;
+
 mod app;
 
 #[cfg(feature = "testing")]

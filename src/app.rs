@@ -14,9 +14,10 @@ use crate::database::Database;
 use crate::dead::{Collector, DeadLetters, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
-use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
+use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
+use crate::work::{Worker, WorkerParts};
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -36,21 +37,12 @@ use crate::topology::plan::Plan;
 /// println!("{} is in {}", receipt.id, receipt.tier);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Tierline {
     publisher: Publisher,
+    work: WorkerParts,
     #[cfg(feature = "postgres")]
-    log: Option<Log>,
-}
-
-/// What the log of dead letters needs.
-#[cfg(feature = "postgres")]
-#[derive(Debug, Clone)]
-struct Log {
-    letters: DeadLetters,
-    urls: Arc<[String]>,
-    name: String,
-    observers: Observers,
+    letters: Option<DeadLetters>,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -66,7 +58,6 @@ pub enum OnConnect {
 }
 
 /// Settings of an app that is about to connect; see [`Tierline::builder`].
-#[derive(Clone)]
 pub struct Builder {
     topology: Topology,
     urls: Vec<String>,
@@ -76,8 +67,15 @@ pub struct Builder {
     triage: Triage,
     name: String,
     on_connect: OnConnect,
+    publish_connections: usize,
     observers: Observers,
+    registry: Option<Registry>,
+    data: Data,
+    version: String,
 }
+
+/// Two: what one loses is mended while the other goes on.
+const PUBLISH_CONNECTIONS: usize = 2;
 
 impl Tierline {
     /// An app with this map.
@@ -91,7 +89,11 @@ impl Tierline {
             #[cfg(feature = "postgres")]
             triage: Triage::default(),
             on_connect: OnConnect::default(),
+            publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
+            registry: None,
+            data: Data::new(),
+            version: String::new(),
         }
     }
 
@@ -123,7 +125,7 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn database(&self) -> Result<&Database, Error> {
-        Ok(self.log("use the database")?.letters.database())
+        Ok(self.log("use the database")?.database())
     }
 
     /// The log of dead letters: list, group, redrive, discard.
@@ -132,7 +134,7 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
-        Ok(self.log("use the log of dead letters")?.letters.clone())
+        self.log("use the log of dead letters").cloned()
     }
 
     /// What takes dead letters from their queues into the log, on a connection of its own.
@@ -141,22 +143,39 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn collector(&self) -> Result<Collector, Error> {
-        let log = self.log("collect dead letters")?;
-        let (topology, database) = (log.letters.topology(), log.letters.database());
+        let database = self.log("collect dead letters")?.database();
         Ok(Collector::new(
-            topology.clone(),
-            log.urls.to_vec(),
-            &log.name,
+            self.work.topology.clone(),
+            self.work.urls.clone(),
+            &self.work.connection_name,
             database.clone(),
-            log.observers.clone(),
+            self.work.observers.clone(),
         ))
     }
 
     #[cfg(feature = "postgres")]
-    fn log(&self, tried: &str) -> Result<&Log, Error> {
-        self.log.as_ref().ok_or_else(|| Error::NoDatabase {
+    fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
+        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
             tried: tried.into(),
         })
+    }
+
+    /// A worker for these groups of the map: a pool of slots for each. It begins with
+    /// [`until`](Worker::until).
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.work(["urgent", "calls"]).until_terminated().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
+        let groups = groups.into_iter().map(Into::into).collect();
+        Worker::new(self.work.clone(), groups)
+    }
+
+    /// The map.
+    pub fn topology(&self) -> &Topology {
+        &self.work.topology
     }
 
     /// The publisher alone, for code that takes any [`Publish`].
@@ -191,11 +210,44 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
+    /// How many connections publishing has, apart from those that consume. At least 1. Default: 2.
+    pub fn publish_connections(self, count: usize) -> Self {
+        Self {
+            publish_connections: count.max(1),
+            ..self
+        }
+    }
+
     /// Adds somebody who is told of everything that happens. Any number may be added. They must not
     /// block: they are called where it happens.
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observers.add(observer);
         self
+    }
+
+    /// The handlers that workers run. Default: every `#[task]` handler that is linked into the
+    /// program.
+    pub fn registry(self, registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..self
+        }
+    }
+
+    /// Adds a value that handlers take with [`Context::data`](crate::Context::data), in place of an
+    /// earlier one of the same type.
+    pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.data.insert(value);
+        self
+    }
+
+    /// The version of the program, which dead letters carry: `env!("CARGO_PKG_VERSION")`, say.
+    /// Default: none.
+    pub fn version(self, version: impl Into<String>) -> Self {
+        Self {
+            version: version.into(),
+            ..self
+        }
     }
 
     /// The name under which the broker's management shows the connections. Default: `tierline` and
@@ -223,7 +275,11 @@ impl Builder {
             triage,
             name,
             on_connect,
+            publish_connections,
             observers,
+            registry,
+            data,
+            version,
         } = self;
         #[cfg(feature = "postgres")]
         let database = postgres.as_deref().map(Database::new).transpose()?;
@@ -247,29 +303,44 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
-        #[cfg(feature = "postgres")]
-        let for_log = (
+        let publisher = Publisher::new(
             topology.clone(),
             urls.clone(),
             name.clone(),
+            connection,
+            publish_connections,
             observers.clone(),
         );
-        let publisher = Publisher::new(topology, urls, name, connection, observers);
         #[cfg(feature = "postgres")]
-        let log = database.map(|database| {
-            let (topology, urls, name, observers) = for_log;
-            Log {
-                letters: DeadLetters::new(topology, database, publisher.clone(), triage),
-                urls: urls.into(),
-                name,
-                observers,
-            }
+        let letters = database.map(|database| {
+            DeadLetters::new(topology.clone(), database, publisher.clone(), triage)
         });
+        let registry = registry.map_or_else(Registry::collected, Ok);
         Ok(Tierline {
-            publisher,
+            publisher: publisher.clone(),
             #[cfg(feature = "postgres")]
-            log,
+            letters,
+            work: WorkerParts {
+                topology,
+                urls,
+                connection_name: name,
+                publisher,
+                registry: registry.map(Arc::new).map_err(Arc::new),
+                data: Arc::new(data),
+                observers,
+                version,
+                may_declare: on_connect == OnConnect::Apply,
+                gate: Arc::default(),
+            },
         })
+    }
+}
+
+impl fmt::Debug for Tierline {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Tierline")
+            .field("app", &self.work.topology.app())
+            .finish_non_exhaustive()
     }
 }
 
@@ -278,7 +349,6 @@ impl fmt::Debug for Builder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Builder")
             .field("app", &self.topology.app())
-            .field("name", &self.name)
             .field("on_connect", &self.on_connect)
             .finish_non_exhaustive()
     }

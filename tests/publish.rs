@@ -210,6 +210,25 @@ async fn each_unroutable_task_is_told_so_and_no_other_one_is() {
 }
 
 #[tokio::test]
+async fn every_twin_of_an_unroutable_task_is_told_so() {
+    let vhost = vhost().await;
+    let app = connect(vhost.amqp_url()).await;
+    vhost.delete_queue("shop.normal").await.unwrap();
+    // The same id again and again, and beside it one with that id which has a queue.
+    let outcomes = join_all((0..400).map(async |order| match order % 4 {
+        0 => app.publish(Pay { order }).id("twin").await,
+        _ => app.publish(Ship { order }).id("twin").await,
+    }))
+    .await;
+    let confirmed = outcomes.iter().filter(|outcome| outcome.is_ok());
+    let unroutable = outcomes
+        .iter()
+        .filter(|outcome| matches!(outcome, Err(Error::Unroutable { .. })));
+    assert_eq!((confirmed.count(), unroutable.count()), (100, 300));
+    assert_eq!(vhost.depth("shop.critical").await.unwrap(), 100);
+}
+
+#[tokio::test]
 async fn a_full_queue_refuses_until_there_is_room() {
     let vhost = vhost().await;
     let app = connect(vhost.amqp_url()).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio, TokioRuntime};
+use futures_util::Stream;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
 use lapin::{AsyncTcpStream, Channel, ConnectionProperties, ErrorKind};
@@ -90,6 +91,11 @@ impl Connection {
     /// Whether the broker has stopped reading from it: a memory or disk alarm.
     pub(crate) fn is_blocked(&self) -> bool {
         self.inner.status().blocked()
+    }
+
+    /// What lapin says of it: alarms, and its end. One listener at a time: two would share the news.
+    pub(crate) fn events(&self) -> impl Stream<Item = lapin::Event> + Send + 'static {
+        self.inner.events_listener()
     }
 
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {

@@ -11,25 +11,23 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
-use tokio::time::{Instant, interval, sleep, timeout_at};
+use tokio::time::{Instant, interval, timeout_at};
 
 use super::entry::{Entry, Source};
 use super::housekeeping::{Growth, Housekeeping};
 use super::log::{self, Written};
+use crate::Error;
+use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::observe::{Event, Observers, Purpose};
 use crate::task::IntoDuration;
 use crate::topology::Topology;
-use crate::{Error, random};
 
 /// How many rows are written in one statement unless told otherwise.
 const BATCH: u16 = 500;
 /// How much memory a batch may take, about.
 const BATCH_BYTES: usize = 16 << 20;
-/// The pause before something is tried again; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How often a queue that could not be consumed from is tried again.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How long a step on the broker may take, and the last batch when the collector is told to end.
@@ -176,14 +174,14 @@ impl Collector {
     }
 
     async fn collect(&self, ending: Ending) {
-        let mut pause = Pause::default();
+        let mut pause = Backoff::new();
         let mut next = 0;
         let purpose = Purpose::Collect;
         while !ending.is_over() {
             // Without a database it would hold messages that others could log.
             if let Err(error) = self.ask_database().await {
                 self.failed(&error);
-                ending.unless_over(pause.wait()).await;
+                ending.unless_over(pause.pause()).await;
                 continue;
             }
             let url = &self.urls[next % self.urls.len()];
@@ -194,7 +192,7 @@ impl Collector {
                     self.observers
                         .tell(&Event::ConnectFailed { purpose, cause });
                     next += 1;
-                    ending.unless_over(pause.wait()).await;
+                    ending.unless_over(pause.pause()).await;
                     continue;
                 }
             };
@@ -204,7 +202,7 @@ impl Collector {
             if let Err(error) = ended {
                 let cause = &error.to_string();
                 self.observers.tell(&Event::Disconnected { purpose, cause });
-                ending.unless_over(pause.wait()).await;
+                ending.unless_over(pause.pause()).await;
             }
             connection.close().await;
         }
@@ -230,7 +228,7 @@ impl Collector {
         &self,
         connection: &Connection,
         ending: &Ending,
-        pause: &mut Pause,
+        pause: &mut Backoff,
     ) -> Result<(), Error> {
         let mut queues = Queues::new(Source::all(&self.topology), 2 * self.batch);
         let mut looking = interval(LOOK_EVERY);
@@ -268,17 +266,17 @@ impl Collector {
         &self,
         entries: &[Entry],
         ending: &Ending,
-        pause: &mut Pause,
+        pause: &mut Backoff,
     ) -> Option<Written> {
         loop {
             match log::write(&self.database, self.topology.app(), entries).await {
                 Ok(written) => {
-                    *pause = Pause::default();
+                    *pause = Backoff::new();
                     return Some(written);
                 }
                 Err(error) => self.failed(&error),
             }
-            ending.unless_over(pause.wait()).await;
+            ending.unless_over(pause.pause()).await;
             if ending.is_over() {
                 return None;
             }
@@ -477,24 +475,5 @@ impl Ending {
 
     async fn unless_over(&self, work: impl Future<Output = ()>) {
         select(pin!(work), pin!(self.over())).await;
-    }
-}
-
-/// The time until something is tried again: longer each time, with jitter.
-#[derive(Debug)]
-struct Pause(Duration);
-
-impl Default for Pause {
-    fn default() -> Self {
-        Self(FIRST_PAUSE)
-    }
-}
-
-impl Pause {
-    async fn wait(&mut self) {
-        let part = 0.5 + f64::from(random::number()) / f64::from(u32::MAX) / 2.0;
-        let pause = self.0.mul_f64(part);
-        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
-        sleep(pause).await;
     }
 }

@@ -133,10 +133,6 @@ impl DeadLetters {
         &self.database
     }
 
-    pub(crate) fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
     fn app(&self) -> &str {
         self.topology.app()
     }

@@ -240,6 +240,7 @@ fn root_cause(failing: &Failing<'_>) -> RootCause {
         (Reason::UnknownTask, _) => return RootCause::UnknownTask,
         (Reason::Undecodable, _) => return RootCause::PayloadMismatch,
         (Reason::CrashLoop | Reason::DeliveryLimit, _) => return RootCause::Crash,
+        (Reason::Hung, _) => return RootCause::Timeout,
         (Reason::Expired | Reason::MaxLength, _) => return RootCause::Overload,
         (_, Some(FailureKind::Panic | FailureKind::Crash)) => return RootCause::Crash,
         (_, Some(FailureKind::TimedOut)) => return RootCause::Timeout,

@@ -78,6 +78,8 @@ words! {
         Undecodable = "undecodable payload",
         /// Worker after worker died while it ran.
         CrashLoop = "crash loop",
+        /// It was past its hard limit and never yielded, so nothing could stop it.
+        Hung = "hung",
         /// The broker: somebody rejected it without requeueing it.
         Rejected = "rejected",
         /// The broker: it waited in its queue for longer than the queue allows.
@@ -129,6 +131,7 @@ impl From<DeadReason> for Reason {
             DeadReason::UnknownTask => Self::UnknownTask,
             DeadReason::Undecodable => Self::Undecodable,
             DeadReason::CrashLoop => Self::CrashLoop,
+            DeadReason::Hung => Self::Hung,
         }
     }
 }
@@ -158,6 +161,7 @@ mod tests {
             "unknown task",
             "undecodable payload",
             "crash loop",
+            "hung",
         ] {
             let reason = DeadReason::parse(text).unwrap();
             assert_eq!(Reason::from(reason).as_str(), text);

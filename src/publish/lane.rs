@@ -3,11 +3,10 @@
 //! Publishers hand their messages to the owner, which has many under way at once: waiting for each
 //! send before the next one halves the speed. It alone looks at the confirms, for two reasons. A
 //! message that no queue takes is returned before its confirm, and lapin attaches the return to
-//! whichever confirm completes next; so returns are matched by message id, after everything that
-//! has completed has been seen. And a confirm that nobody waits for any more stays with the channel
-//! for ever; so a publisher that gives up leaves it to the owner.
+//! whichever confirm completes next; so returns are matched with their letters here (`returns`). And
+//! a confirm that nobody waits for any more stays with the channel for ever; so a publisher that
+//! gives up leaves it to the owner.
 
-use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, Stream};
 use lapin::options::BasicPublishOptions;
-use lapin::{BasicProperties, Channel, Confirmation};
+use lapin::{BasicProperties, Channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
+
+use super::returns::{Ended, Returns};
 
 /// How many messages of a lane may wait for their confirm. RabbitMQ is at its fastest from 200 on.
 const WINDOW: usize = 1_000;
@@ -44,8 +45,10 @@ pub(super) enum Answer {
     Unroutable,
     /// The broker said no: a queue is full, down, or electing a leader.
     Refused,
-    /// The channel was lost before the confirm.
+    /// The channel was lost before the confirm: it may be stored or not.
     Lost(String),
+    /// The channel was gone already: it is not stored.
+    NotSent,
 }
 
 /// A way to the owner of a channel. Clones lead to the same one.
@@ -60,7 +63,7 @@ pub(super) struct Lane {
 /// A letter under way. The permit is held until its confirm, whoever waits for that.
 #[derive(Debug)]
 struct Order {
-    letter: Letter,
+    letter: Arc<Letter>,
     answer: oneshot::Sender<Answer>,
     permit: OwnedSemaphorePermit,
 }
@@ -102,10 +105,9 @@ impl Lane {
     }
 
     /// Sends a letter and waits for what becomes of it; the first wait is for room in the window.
-    pub(super) async fn send(&self, letter: Letter) -> Answer {
-        let lost = || Answer::Lost("the channel was closed".to_owned());
+    pub(super) async fn send(&self, letter: Arc<Letter>) -> Answer {
         let Ok(permit) = Arc::clone(&self.window).acquire_owned().await else {
-            return lost();
+            return Answer::NotSent;
         };
         let (answer, answered) = oneshot::channel();
         let order = Order {
@@ -114,9 +116,10 @@ impl Lane {
             permit,
         };
         if self.letters.send(order).is_err() {
-            return lost();
+            return Answer::NotSent;
         }
-        answered.await.unwrap_or_else(|_| lost())
+        let lost = |_| Answer::Lost("the channel was closed".to_owned());
+        answered.await.unwrap_or_else(lost)
     }
 }
 
@@ -127,7 +130,7 @@ async fn own(
     progress: Arc<Progress>,
 ) {
     let mut under_way = FuturesUnordered::new();
-    let mut returned = HashSet::new();
+    let mut returns = Returns::default();
     let mut completed = Vec::new();
     std::future::poll_fn(|cx| {
         let mut is_last = false;
@@ -151,7 +154,7 @@ async fn own(
         }
         if !completed.is_empty() {
             progress.made();
-            answer(&mut completed, &mut returned);
+            returns.answer(&mut completed);
         }
         let is_over = is_last || !channel.status().connected();
         match under_way.is_empty() && is_over {
@@ -191,31 +194,26 @@ impl Progress {
     }
 }
 
-/// A letter whose confirm has come, or never will.
-struct Ended {
-    id: Option<String>,
-    result: lapin::Result<Confirmation>,
-    answer: oneshot::Sender<Answer>,
-}
-
 async fn post(channel: &Channel, order: Order) -> Ended {
     let Order {
         letter,
         answer,
         permit,
     } = order;
-    let id = id_of(&letter.properties);
+    if !channel.status().connected() {
+        return Ended::not_sent(letter, answer);
+    }
     let options = BasicPublishOptions {
         mandatory: true,
         immediate: false,
     };
     let sent = channel
         .basic_publish(
-            letter.exchange.into(),
-            letter.routing_key.into(),
+            letter.exchange.as_str().into(),
+            letter.routing_key.as_str().into(),
             options,
             &letter.payload,
-            letter.properties,
+            letter.properties.clone(),
         )
         .await;
     let result = match sent {
@@ -223,35 +221,5 @@ async fn post(channel: &Channel, order: Order) -> Ended {
         Err(error) => Err(error),
     };
     drop(permit);
-    Ended { id, result, answer }
-}
-
-/// Answers all that have completed. A return precedes the confirm of its own message, so by the
-/// time that confirm is seen the return has been too, whichever confirm it came with.
-fn answer(completed: &mut Vec<Ended>, returned: &mut HashSet<String>) {
-    for ended in completed.iter_mut() {
-        if let Ok(Confirmation::Ack(message) | Confirmation::Nack(message)) = &mut ended.result
-            && let Some(message) = message.take()
-        {
-            returned.extend(id_of(&message.properties));
-        }
-    }
-    for Ended { id, result, answer } in completed.drain(..) {
-        let was_returned = id.is_some_and(|id| returned.remove(&id));
-        // Nobody may be waiting any more: that publisher has given up.
-        let _ = answer.send(match result {
-            _ if was_returned => Answer::Unroutable,
-            Ok(Confirmation::Ack(_)) => Answer::Confirmed,
-            Ok(Confirmation::Nack(_)) => Answer::Refused,
-            Ok(Confirmation::NotRequested) => Answer::Lost("confirms are off".to_owned()),
-            Err(error) => Answer::Lost(error.to_string()),
-        });
-    }
-}
-
-fn id_of(properties: &BasicProperties) -> Option<String> {
-    properties
-        .message_id()
-        .as_ref()
-        .map(|id| id.as_str().to_owned())
+    Ended::new(letter, answer, result)
 }

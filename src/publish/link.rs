@@ -1,14 +1,18 @@
-//! The connection for publishing, kept up for ever.
+//! One connection for publishing, kept up for ever.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
+use futures_util::stream::StreamExt;
 use lapin::options::ConfirmSelectOptions;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::lane::Lane;
+use super::pool::State;
 use crate::Error;
 use crate::broker::Connection;
 use crate::observe::{Event, Observers, Purpose};
@@ -20,23 +24,15 @@ const LANES: usize = 2;
 /// The pause before the second attempt to connect; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How often a connection that nobody complains about is looked at.
+/// How often a connection of which nothing is heard is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A connection that is made again whenever it is lost, as long as this value lives.
+/// How connections are made, and who is told.
 #[derive(Debug)]
-pub(super) struct Link {
-    state: watch::Receiver<State>,
-    /// Tells the keeper that the connection is not worth waiting for.
-    broken: Arc<Notify>,
-    keeper: tokio::task::JoinHandle<()>,
-}
-
-#[derive(Debug, Clone)]
-enum State {
-    Up(Arc<Live>),
-    /// With what the last attempt met.
-    Down(Arc<str>),
+pub(super) struct Settings {
+    pub(super) urls: Vec<String>,
+    pub(super) name: String,
+    pub(super) observers: Observers,
 }
 
 /// A connection and its lanes.
@@ -45,107 +41,40 @@ pub(super) struct Live {
     connection: Connection,
     lanes: [Mutex<Option<Lane>>; LANES],
     next: AtomicUsize,
-}
-
-/// Why there is no lane.
-pub(super) enum NoLane {
-    /// There is no connection, and this is why.
-    Down(String),
-    /// The broker has blocked the connection: a memory or disk alarm.
-    Blocked,
-}
-
-impl Link {
-    /// Keeps up a connection to one of `urls`, beginning with one that is open already.
-    pub(super) fn keep(
-        urls: Vec<String>,
-        name: String,
-        first: Connection,
-        observers: Observers,
-    ) -> Self {
-        let address = first.address().to_string();
-        observers.tell(&Event::Connected {
-            purpose: Purpose::Publish,
-            address: &address,
-        });
-        let (sender, state) = watch::channel(State::Up(Arc::new(Live::new(first))));
-        let broken = Arc::new(Notify::new());
-        let keeper = tokio::spawn(keep(urls, name, sender, Arc::clone(&broken), observers));
-        Self {
-            state,
-            broken,
-            keeper,
-        }
-    }
-
-    /// A lane to publish on, before the deadline.
-    pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Lane), NoLane> {
-        let live = self.live(deadline).await?;
-        while live.connection.is_blocked() {
-            if Instant::now() >= deadline {
-                return Err(NoLane::Blocked);
-            }
-            let soon = (Instant::now() + Duration::from_millis(20)).min(deadline);
-            tokio::time::sleep_until(soon).await;
-        }
-        match timeout_at(deadline, live.lane()).await {
-            Ok(Ok(lane)) => Ok((live, lane)),
-            Ok(Err(error)) => Err(NoLane::Down(error.to_string())),
-            // A channel that does not open in time: the connection is half open, or stuck.
-            Err(_) => {
-                self.broken.notify_one();
-                Err(NoLane::Down(
-                    "the broker did not open a channel in time".to_owned(),
-                ))
-            }
-        }
-    }
-
-    async fn live(&self, deadline: Instant) -> Result<Arc<Live>, NoLane> {
-        let mut state = self.state.clone();
-        loop {
-            let why = match &*state.borrow_and_update() {
-                State::Up(live) if live.connection.is_open() => return Ok(Arc::clone(live)),
-                State::Up(_) => "the connection was lost".to_owned(),
-                State::Down(why) => why.to_string(),
-            };
-            match timeout_at(deadline, state.changed()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(NoLane::Down("the app was closed".to_owned())),
-                Err(_) => return Err(NoLane::Down(why)),
-            }
-        }
-    }
-
-    /// What the broker can do, as of the last connection.
-    pub(super) fn capabilities(&self) -> Option<Capabilities> {
-        match &*self.state.borrow() {
-            State::Up(live) => Some(live.connection.capabilities().clone()),
-            State::Down(_) => None,
-        }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.keeper.abort();
-    }
+    /// Tells the keeper that the connection is not worth waiting for.
+    broken: Notify,
 }
 
 impl Live {
-    fn new(connection: Connection) -> Self {
+    pub(super) fn new(connection: Connection) -> Self {
         Self {
             connection,
             lanes: [const { Mutex::const_new(None) }; LANES],
             next: AtomicUsize::new(0),
+            broken: Notify::new(),
         }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.connection.is_open()
     }
 
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.is_blocked()
     }
 
-    async fn lane(&self) -> Result<Lane, Error> {
+    pub(super) fn capabilities(&self) -> &Capabilities {
+        self.connection.capabilities()
+    }
+
+    /// Has the connection replaced: it does not answer.
+    pub(super) fn give_up(&self) {
+        self.broken.notify_one();
+    }
+
+    /// The next lane in turn. One whose channel is gone is replaced; what was under way on the
+    /// others goes on.
+    pub(super) async fn lane(&self) -> Result<Lane, Error> {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % LANES;
         let mut slot = self.lanes[index].lock().await;
         match &*slot {
@@ -168,57 +97,92 @@ impl Live {
             Err(_) => Err(failed("the broker did not answer in time")),
         }
     }
+
+    /// Waits until the connection is gone, and says why. What changes before that is told.
+    async fn until_gone(self: &Arc<Self>, tell: &impl Fn(State)) -> String {
+        let mut events = pin!(self.connection.events());
+        let blocked = |is_blocked| match is_blocked {
+            true => tell(State::Blocked(Arc::clone(self))),
+            false => tell(State::Up(Arc::clone(self))),
+        };
+        if self.is_blocked() {
+            blocked(true);
+        }
+        let mut cause = "the connection was lost".to_owned();
+        while self.is_open() {
+            let broken = pin!(self.broken.notified());
+            let news = select(events.next(), broken);
+            match timeout(LOOK_EVERY, news).await {
+                Ok(Either::Left((Some(event), _))) => match event {
+                    lapin::Event::ConnectionBlocked(reason) => {
+                        tracing::warn!(%reason, "the broker has an alarm and takes no messages");
+                        blocked(true);
+                    }
+                    lapin::Event::ConnectionUnblocked => {
+                        tracing::info!("the broker takes messages again");
+                        blocked(false);
+                    }
+                    lapin::Event::Error(error) => cause = error.to_string(),
+                    _ => {}
+                },
+                Ok(Either::Left((None, _))) => break,
+                Ok(Either::Right(_)) => return "the broker does not answer on it".to_owned(),
+                Err(_) => {}
+            }
+        }
+        cause
+    }
 }
 
-/// Waits until the connection is gone, and makes a new one, for ever.
-async fn keep(
-    urls: Vec<String>,
-    name: String,
-    state: watch::Sender<State>,
-    broken: Arc<Notify>,
-    observers: Observers,
+/// Keeps up one connection, beginning with `live` if it is there, and tells how it is.
+pub(super) async fn keep(
+    settings: Arc<Settings>,
+    mut live: Option<Arc<Live>>,
+    tell: impl Fn(State),
 ) {
     let purpose = Purpose::Publish;
     let mut next = 0;
     loop {
-        loop {
-            let is_open = match &*state.borrow() {
-                State::Up(live) => live.connection.is_open(),
-                State::Down(_) => false,
-            };
-            if !is_open || timeout(LOOK_EVERY, broken.notified()).await.is_ok() {
-                break;
-            }
-        }
-        let cause = "the connection was lost";
-        state.send_replace(State::Down(cause.into()));
-        observers.tell(&Event::Disconnected { purpose, cause });
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let url = &urls[next % urls.len()];
-            match Connection::open(url, &name).await {
-                Ok(connection) => {
-                    let address = connection.address().to_string();
-                    observers.tell(&Event::Connected {
-                        purpose,
-                        address: &address,
-                    });
-                    state.send_replace(State::Up(Arc::new(Live::new(connection))));
-                    break;
-                }
-                Err(error) => {
-                    let cause = error.to_string();
-                    observers.tell(&Event::ConnectFailed {
-                        purpose,
-                        cause: &cause,
-                    });
-                    state.send_replace(State::Down(cause.into()));
-                    next += 1;
-                }
-            }
-            sleep(pause.mul_f64(jitter())).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        let current = match live.take() {
+            Some(live) => live,
+            None => Arc::new(Live::new(connect(&settings, &mut next, &tell).await)),
+        };
+        let address = current.connection.address().to_string();
+        tracing::info!(%address, "connected to the broker for publishing");
+        tell(State::Up(Arc::clone(&current)));
+        settings.observers.tell(&Event::Connected {
+            purpose,
+            address: &address,
+        });
+
+        let cause = current.until_gone(&tell).await;
+        tracing::warn!(%address, %cause, "a connection for publishing was lost");
+        tell(State::Down(cause.as_str().into()));
+        settings.observers.tell(&Event::Disconnected {
+            purpose,
+            cause: &cause,
+        });
+    }
+}
+
+/// Tries all addresses in turn until one answers.
+async fn connect(settings: &Settings, next: &mut usize, tell: &impl Fn(State)) -> Connection {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let url = &settings.urls[*next % settings.urls.len()];
+        let cause = match Connection::open(url, &settings.name).await {
+            Ok(connection) => return connection,
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(%cause, "could not connect to the broker for publishing");
+        tell(State::Down(cause.as_str().into()));
+        settings.observers.tell(&Event::ConnectFailed {
+            purpose: Purpose::Publish,
+            cause: &cause,
+        });
+        *next += 1;
+        sleep(pause.mul_f64(jitter())).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod lane;
 mod link;
+mod pool;
+mod returns;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +20,8 @@ use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
 use lane::Answer;
 pub(crate) use lane::Letter;
-use link::{Link, NoLane};
+use link::Settings;
+use pool::{NoLane, Pool};
 
 /// How long a publish may take unless it says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
@@ -31,7 +34,7 @@ const MANY: usize = 1_000;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Publishes tasks to their tiers. Cheap to clone; all clones share one connection.
+/// Publishes tasks to their tiers. Cheap to clone; all clones share the same few connections.
 ///
 /// A publish that answers `Ok` is stored by the broker. Every other one ends in an error that says
 /// why, at the latest at its deadline, whatever the broker does. Refused, lost and blocked messages
@@ -45,21 +48,28 @@ pub struct Publisher {
 
 struct Inner {
     topology: Topology,
-    link: Link,
+    pool: Pool,
 }
 
 impl Publisher {
-    /// A publisher that begins with an open connection, and reconnects to one of `urls` for ever.
+    /// A publisher on `connections` connections that begins with one that is open, and reconnects to
+    /// one of `urls` for ever.
     pub(crate) fn new(
         topology: Topology,
         urls: Vec<String>,
         name: String,
         first: Connection,
+        connections: usize,
         observers: Observers,
     ) -> Self {
-        let link = Link::keep(urls, name, first, observers);
+        let settings = Settings {
+            urls,
+            name,
+            observers,
+        };
+        let pool = Pool::keep(settings, connections, first);
         Self {
-            inner: Arc::new(Inner { topology, link }),
+            inner: Arc::new(Inner { topology, pool }),
         }
     }
 
@@ -72,6 +82,11 @@ impl Publisher {
         deadline: Instant,
     ) -> Result<(), Error> {
         self.inner.deliver(letter, id, deadline, false).await
+    }
+
+    /// The priority that a message may have in a quorum queue, delay levels included.
+    pub(crate) fn bearable_in_quorum(&self, priority: u8) -> u8 {
+        self.inner.bearable_in_quorum(priority)
     }
 
     /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
@@ -107,9 +122,10 @@ impl fmt::Debug for Publisher {
     }
 }
 
-/// What the last attempt met, for the error at the deadline.
+/// What an attempt met, for the error at the deadline.
 enum Obstacle {
     Refused,
+    /// It may be stored or not.
     Lost(String),
     Blocked,
     Down(String),
@@ -140,35 +156,42 @@ impl Inner {
         deadline: Instant,
         is_once: bool,
     ) -> Result<(), Error> {
+        let letter = Arc::new(letter);
         let mut pause = FIRST_PAUSE;
+        // Whatever follows: an attempt without an answer may have stored it.
+        let mut lost = None;
         loop {
             let obstacle = match self.attempt(&letter, deadline).await {
                 Ok(Answer::Confirmed) => return Ok(()),
                 Ok(Answer::Unroutable) => {
                     return Err(Error::Unroutable {
                         id: id.clone(),
-                        queue: letter.exchange.into(),
+                        queue: letter.exchange.as_str().into(),
                     });
                 }
                 Ok(Answer::Refused) => Obstacle::Refused,
                 Ok(Answer::Lost(cause)) => Obstacle::Lost(cause),
+                Ok(Answer::NotSent) => Obstacle::Down("the channel was closed".to_owned()),
                 Err(obstacle) => obstacle,
             };
-            let may_be_stored = matches!(obstacle, Obstacle::Lost(_));
-            if Instant::now() + pause >= deadline || (is_once && may_be_stored) {
-                return Err(obstacle.into_error(id.clone()));
+            let is_lost = matches!(obstacle, Obstacle::Lost(_));
+            if Instant::now() + pause >= deadline || (is_once && is_lost) {
+                return Err(lost.unwrap_or(obstacle).into_error(id.clone()));
+            }
+            if is_lost {
+                lost = Some(obstacle);
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn attempt(&self, letter: &Letter, deadline: Instant) -> Result<Answer, Obstacle> {
-        let (live, lane) = self.link.lane(deadline).await.map_err(|why| match why {
+    async fn attempt(&self, letter: &Arc<Letter>, deadline: Instant) -> Result<Answer, Obstacle> {
+        let (live, lane) = self.pool.lane(deadline).await.map_err(|why| match why {
             NoLane::Blocked => Obstacle::Blocked,
             NoLane::Down(why) => Obstacle::Down(why),
         })?;
-        match timeout_at(deadline, lane.send(letter.clone())).await {
+        match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
             Ok(answer) => Ok(answer),
             Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
             Err(_) => {
@@ -238,14 +261,18 @@ impl Inner {
         };
         let is_quorum =
             is_delayed || tier.is_some_and(|tier: &Tier| tier.queue == QueueType::Quorum);
-        let bearable = self
-            .link
-            .capabilities()
-            .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
         Ok(match is_quorum {
-            true => priority.min(bearable),
+            true => self.bearable_in_quorum(priority),
             false => priority,
         })
+    }
+
+    fn bearable_in_quorum(&self, priority: u8) -> u8 {
+        let bearable = self
+            .pool
+            .capabilities()
+            .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
+        priority.min(bearable)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The commands of this repository, each on real servers that it finds, installs or starts.
 
+mod bench;
+mod cargo;
 mod services;
 mod test;
 
@@ -25,6 +27,14 @@ enum Command {
         /// A part of the names of the tests to run.
         name: Option<String>,
     },
+    /// Measures, in release mode, with a table at the end and target/benchmarks/NAME.json.
+    Bench {
+        /// The benchmark, a program in benchmarks/src/bin: publish.
+        name: String,
+        /// Fewer rounds and smaller amounts, to see that all works.
+        #[arg(long)]
+        quick: bool,
+    },
     /// Starts the servers, prints their URLs and keeps them until Ctrl-C.
     Services,
 }
@@ -35,6 +45,7 @@ async fn main() -> ExitCode {
     let work = async {
         match command {
             Command::Test { name } => test::run(name.as_deref()).await,
+            Command::Bench { name, quick } => bench::run(&name, quick).await,
             Command::Services => services::run().await,
         }
     };

@@ -1,12 +1,10 @@
 //! `cargo xtask test`: all of CI in one command.
 
-use std::process::Command;
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use tierline_testbed::{AMQP_URL, DATABASE_URL, Foreground, MANAGEMENT_URL, Servers};
+use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers};
 
+use crate::cargo::{cargo, step};
 use crate::root;
 
 /// Tests wait for servers more than they compute, so more of them than cores.
@@ -77,21 +75,4 @@ fn each_feature_alone() -> Result<Vec<String>> {
     let names = features.into_iter().flat_map(|features| features.keys());
     let named = names.filter(|name| *name != "default").cloned();
     Ok(std::iter::once(String::new()).chain(named).collect())
-}
-
-fn cargo(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root()?).args(arguments);
-    Ok(command)
-}
-
-async fn step(name: &str, command: Command) -> Result<()> {
-    let begin = Instant::now();
-    eprintln!("── {name}");
-    let status = Foreground::start(command)?.ended().await?;
-    eprintln!("── {name}: {:.1} s", begin.elapsed().as_secs_f64());
-    if !status.success() {
-        bail!("{name} failed ({status})");
-    }
-    Ok(())
 }

@@ -1,0 +1,130 @@
+//! The connections for publishing: a few, each kept up for ever, shared by all who publish.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use super::lane::Lane;
+use super::link::{self, Live, Settings};
+use crate::broker::Connection;
+use crate::topology::capabilities::Capabilities;
+
+/// Connections that are made again whenever they are lost, as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// One for each connection.
+    states: watch::Receiver<Vec<State>>,
+    next: AtomicUsize,
+    _keepers: JoinSet<()>,
+}
+
+/// How a connection is.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    Up(Arc<Live>),
+    /// The broker takes nothing from it: a memory or disk alarm.
+    Blocked(Arc<Live>),
+    /// With what the last attempt met.
+    Down(Arc<str>),
+}
+
+/// Why there is no lane.
+pub(super) enum NoLane {
+    /// There is no connection, and this is why.
+    Down(String),
+    /// The broker has blocked all connections: a memory or disk alarm.
+    Blocked,
+}
+
+impl Pool {
+    /// Keeps up `size` connections, beginning with one that is open already.
+    pub(super) fn keep(settings: Settings, size: usize, first: Connection) -> Self {
+        let not_yet = State::Down("the connection is being made".into());
+        let (sender, states) = watch::channel(vec![not_yet; size.max(1)]);
+        let (sender, settings) = (Arc::new(sender), Arc::new(settings));
+        let mut keepers = JoinSet::new();
+        let mut first = Some(first);
+        for index in 0..size.max(1) {
+            let sender = Arc::clone(&sender);
+            let tell = move |state| sender.send_modify(|states| states[index] = state);
+            // Known before anybody publishes.
+            let begin = first
+                .take()
+                .map(|connection| Arc::new(Live::new(connection)));
+            if let Some(live) = &begin {
+                tell(State::Up(Arc::clone(live)));
+            }
+            keepers.spawn(link::keep(Arc::clone(&settings), begin, tell));
+        }
+        Self {
+            states,
+            next: AtomicUsize::new(0),
+            _keepers: keepers,
+        }
+    }
+
+    /// A lane to publish on, before the deadline.
+    pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Lane), NoLane> {
+        let live = self.live(deadline).await?;
+        match timeout_at(deadline, live.lane()).await {
+            Ok(Ok(lane)) => Ok((live, lane)),
+            Ok(Err(error)) => Err(NoLane::Down(error.to_string())),
+            // A channel that does not open in time: the connection is half open, or stuck.
+            Err(_) => {
+                live.give_up();
+                Err(NoLane::Down(
+                    "the broker did not open a channel in time".to_owned(),
+                ))
+            }
+        }
+    }
+
+    async fn live(&self, deadline: Instant) -> Result<Arc<Live>, NoLane> {
+        let first = self.choose(&self.states.borrow());
+        if let Ok(live) = first {
+            return Ok(live);
+        }
+        let mut states = self.states.clone();
+        loop {
+            let why = match self.choose(&states.borrow_and_update()) {
+                Ok(live) => return Ok(live),
+                Err(why) => why,
+            };
+            match timeout_at(deadline, states.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(NoLane::Down("the app was closed".to_owned())),
+                Err(_) => return Err(why),
+            }
+        }
+    }
+
+    /// The next connection in turn that can be published on.
+    fn choose(&self, states: &[State]) -> Result<Arc<Live>, NoLane> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % states.len();
+        let (before, after) = states.split_at(turn);
+        let mut why = NoLane::Down("the connection was lost".to_owned());
+        for state in after.iter().chain(before) {
+            match state {
+                State::Up(live) if live.is_open() => return Ok(Arc::clone(live)),
+                State::Up(_) => {}
+                State::Blocked(_) => why = NoLane::Blocked,
+                State::Down(cause) if matches!(why, NoLane::Down(_)) => {
+                    why = NoLane::Down(cause.to_string());
+                }
+                State::Down(_) => {}
+            }
+        }
+        Err(why)
+    }
+
+    /// What the broker can do, as far as a connection is there.
+    pub(super) fn capabilities(&self) -> Option<Capabilities> {
+        self.states.borrow().iter().find_map(|state| match state {
+            State::Up(live) | State::Blocked(live) => Some(live.capabilities().clone()),
+            State::Down(_) => None,
+        })
+    }
+}

@@ -433,7 +433,7 @@ impl Run<'_> {
     /// Counts what was left because the map does not have its task, and what others are at.
     async fn finish(&self) -> Result<Ended, Error> {
         let mut query = self.letters.select(
-            "count(*) FILTER (WHERE state = 'dead'), count(*) FILTER (WHERE state = 'redriving')",
+            "SELECT count(*) FILTER (WHERE state = 'dead'), count(*) FILTER (WHERE state = 'redriving')",
         );
         query.push(" AND id <= ").push_bind(self.upto);
         query.push(" AND (state = 'redriving' OR state = 'dead' AND NOT task = ANY(");

@@ -85,7 +85,7 @@ impl DeadLetters {
         let id = self.begin(action, filter, "{}", &runner, extent).await?;
         let mut after = 0;
         loop {
-            let mut query = self.select("id");
+            let mut query = self.select("SELECT id");
             query.push(" AND id > ").push_bind(after);
             query.push(" AND id <= ").push_bind(extent.0);
             filter.push(&mut query);
@@ -104,7 +104,7 @@ impl DeadLetters {
 
     /// The last row that a filter means, and how many it means.
     pub(super) async fn extent(&self, filter: &Filter) -> Result<(i64, u64), Error> {
-        let mut query = self.select("coalesce(max(id), 0), count(*)");
+        let mut query = self.select("SELECT coalesce(max(id), 0), count(*)");
         filter.push(&mut query);
         let reading = query.build_query_as().fetch_one(self.database.pool());
         let (upto, count): (i64, i64) = self.within("count dead letters", reading).await?;

@@ -74,18 +74,7 @@ impl DeadLetters {
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, Error> {
-        filter.check()?;
-        page.check()?;
-        let mut query = self.select(SUMMARY);
-        filter.push(&mut query);
-        if let Some(Cursor { died_at, id }) = page.after {
-            query.push(" AND (died_at, id) < (");
-            query.push_bind(Time(died_at)).push(", ");
-            query.push_bind(id).push(")");
-        }
-        query.push(" ORDER BY died_at DESC, id DESC LIMIT ");
-        // One more tells whether there is another page.
-        query.push_bind(i64::from(page.size) + 1);
+        let mut query = self.list_query("", filter, page)?;
         let reading = async {
             let rows = query.build().fetch_all(self.database.pool()).await?;
             let letters: Result<Vec<_>, _> = rows.iter().map(Summary::read).collect();
@@ -107,7 +96,7 @@ impl DeadLetters {
     /// # Errors
     /// [`Error::DeadLetterNotFound`], and as every use of the database.
     pub async fn get(&self, id: i64) -> Result<DeadLetter, Error> {
-        let mut query = self.select(&format!("{SUMMARY}, {DETAILS}"));
+        let mut query = self.select(&format!("SELECT {SUMMARY}, {DETAILS}"));
         query.push(" AND id = ").push_bind(id);
         let reading = async {
             let row = query.build().fetch_optional(self.database.pool()).await?;
@@ -123,12 +112,8 @@ impl DeadLetters {
     /// # Errors
     /// As every use of the database.
     pub async fn by_tier(&self) -> Result<Vec<TierCount>, Error> {
-        let reading = sqlx::query(
-            "SELECT tier, state, sum(change)::bigint AS count FROM tierline.dead_letter_counts \
-             WHERE app = $1 GROUP BY tier, state",
-        )
-        .bind(self.app())
-        .fetch_all(self.database.pool());
+        let mut query = self.by_tier_query("");
+        let reading = query.build().fetch_all(self.database.pool());
         let rows = self.within("count dead letters", reading).await?;
         let mut counts: BTreeMap<String, BTreeMap<State, u64>> = BTreeMap::new();
         for row in rows {
@@ -169,22 +154,7 @@ impl DeadLetters {
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
     pub async fn groups(&self, filter: &Filter, most: u16) -> Result<Vec<Group>, Error> {
-        filter.check()?;
-        Page::first(most).check()?;
-        let mut query = QueryBuilder::<Postgres>::new(
-            "WITH groups AS (SELECT fingerprint AS of, count(*) AS count, \
-             min(died_at) AS first_seen, max(died_at) AS last_seen, max(id) AS sample \
-             FROM tierline.dead_letters WHERE app = ",
-        );
-        query.push_bind(self.app().to_owned());
-        filter.push(&mut query);
-        query.push(" GROUP BY fingerprint ORDER BY count(*) DESC, fingerprint LIMIT ");
-        query.push_bind(i64::from(most));
-        query.push(format!(
-            ") SELECT count, first_seen, last_seen, {SUMMARY} FROM groups \
-             JOIN tierline.dead_letters AS letter ON letter.id = groups.sample \
-             ORDER BY count DESC, of"
-        ));
+        let mut query = self.groups_query("", filter, most)?;
         let reading = async {
             let rows = query.build().fetch_all(self.database.pool()).await?;
             let groups: Result<Vec<_>, sqlx::Error> = rows
@@ -240,21 +210,98 @@ impl DeadLetters {
     /// [`Error::InvalidFilter`], and as every use of the database.
     pub async fn count(&self, filter: &Filter) -> Result<u64, Error> {
         filter.check()?;
-        let mut query = self.select("count(*)");
+        let mut query = self.select("SELECT count(*)");
         filter.push(&mut query);
         let counting = query.build_query_scalar().fetch_one(self.database.pool());
         let count: i64 = self.within("count dead letters", counting).await?;
         Ok(count.unsigned_abs())
     }
 
+    /// How Postgres answers the questions of [`list`](Self::list), [`groups`](Self::groups) and
+    /// [`by_tier`](Self::by_tier): its plans, after running them. For benchmarks.
+    ///
+    /// # Errors
+    /// As those.
+    #[doc(hidden)]
+    pub async fn explain(&self, filter: &Filter) -> Result<[String; 3], Error> {
+        const EXPLAIN: &str = "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) ";
+        let queries = [
+            self.list_query(EXPLAIN, filter, Page::default())?,
+            self.groups_query(EXPLAIN, filter, 20)?,
+            self.by_tier_query(EXPLAIN),
+        ];
+        let mut plans = Vec::new();
+        for mut query in queries {
+            let reading = query.build_query_scalar().fetch_all(self.database.pool());
+            let lines: Vec<String> = self.within("explain", reading).await?;
+            plans.push(lines.join("\n"));
+        }
+        Ok(plans.try_into().unwrap_or_default())
+    }
+
+    fn list_query(
+        &self,
+        prefix: &str,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<QueryBuilder<Postgres>, Error> {
+        filter.check()?;
+        page.check()?;
+        let mut query = self.select(&format!("{prefix}SELECT {SUMMARY}"));
+        filter.push(&mut query);
+        if let Some(Cursor { died_at, id }) = page.after {
+            query.push(" AND (died_at, id) < (");
+            query.push_bind(Time(died_at)).push(", ");
+            query.push_bind(id).push(")");
+        }
+        query.push(" ORDER BY died_at DESC, id DESC LIMIT ");
+        // One more tells whether there is another page.
+        query.push_bind(i64::from(page.size) + 1);
+        Ok(query)
+    }
+
+    fn groups_query(
+        &self,
+        prefix: &str,
+        filter: &Filter,
+        most: u16,
+    ) -> Result<QueryBuilder<Postgres>, Error> {
+        filter.check()?;
+        Page::first(most).check()?;
+        let mut query = self.select(&format!(
+            "{prefix}WITH groups AS (SELECT fingerprint AS of, count(*) AS count, \
+             min(died_at) AS first_seen, max(died_at) AS last_seen, max(id) AS sample"
+        ));
+        filter.push(&mut query);
+        query.push(" GROUP BY fingerprint ORDER BY count(*) DESC, fingerprint LIMIT ");
+        query.push_bind(i64::from(most));
+        query.push(format!(
+            ") SELECT count, first_seen, last_seen, {SUMMARY} FROM groups \
+             JOIN tierline.dead_letters AS letter ON letter.id = groups.sample \
+             ORDER BY count DESC, of"
+        ));
+        Ok(query)
+    }
+
+    fn by_tier_query(&self, prefix: &str) -> QueryBuilder<Postgres> {
+        let mut query = QueryBuilder::new(prefix);
+        query.push(
+            "SELECT tier, state, sum(change)::bigint AS count \
+             FROM tierline.dead_letter_counts WHERE app = ",
+        );
+        query.push_bind(self.app().to_owned());
+        query.push(" GROUP BY tier, state");
+        query
+    }
+
     fn is_mapped(&self, task: Option<&str>) -> bool {
         task.is_some_and(|task| self.topology.route(task).is_some())
     }
 
-    /// The beginning of a statement about this app's rows.
-    pub(super) fn select(&self, columns: &str) -> QueryBuilder<Postgres> {
+    /// A statement about this app's rows, from its beginning; conditions follow.
+    pub(super) fn select(&self, beginning: &str) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(format!(
-            "SELECT {columns} FROM tierline.dead_letters AS letter WHERE app = "
+            "{beginning} FROM tierline.dead_letters AS letter WHERE app = "
         ));
         query.push_bind(self.app().to_owned());
         query

@@ -10,13 +10,16 @@ use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::database::Database;
+#[cfg(feature = "postgres")]
+use crate::dead::{Collector, DeadLetters, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::Publisher;
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
-use crate::task::{Publish, PublishRequest, Publishing, Receipt, Task};
+use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
+use crate::work::{Worker, WorkerParts};
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -36,17 +39,12 @@ use crate::topology::plan::Plan;
 /// println!("{} is in {}", receipt.id, receipt.tier);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Tierline {
     publisher: Publisher,
+    work: WorkerParts,
     #[cfg(feature = "postgres")]
-    topology: Topology,
-    #[cfg(feature = "postgres")]
-    observers: Observers,
-    #[cfg(feature = "postgres")]
-    name: String,
-    #[cfg(feature = "postgres")]
-    database: Option<Database>,
+    letters: Option<DeadLetters>,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -62,16 +60,20 @@ pub enum OnConnect {
 }
 
 /// Settings of an app that is about to connect; see [`Tierline::builder`].
-#[derive(Clone)]
 pub struct Builder {
     topology: Topology,
     urls: Vec<String>,
     #[cfg(feature = "postgres")]
     postgres: Option<String>,
+    #[cfg(feature = "postgres")]
+    triage: Triage,
     name: String,
     on_connect: OnConnect,
     publish_connections: usize,
     observers: Observers,
+    registry: Option<Registry>,
+    data: Data,
+    version: String,
 }
 
 /// Two: what one loses is mended while the other goes on.
@@ -86,9 +88,14 @@ impl Tierline {
             urls: Vec::new(),
             #[cfg(feature = "postgres")]
             postgres: None,
+            #[cfg(feature = "postgres")]
+            triage: Triage::default(),
             on_connect: OnConnect::default(),
             publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
+            registry: None,
+            data: Data::new(),
+            version: String::new(),
         }
     }
 
@@ -120,25 +127,25 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn scheduler(&self) -> Result<Scheduler, Error> {
-        let (topology, observers) = (self.topology.clone(), self.observers.clone());
-        let (database, name) = (self.database()?.clone(), self.name.clone());
         Ok(Scheduler::new(
-            topology,
-            database,
+            self.work.topology.clone(),
+            self.log("run the scheduler")?.database().clone(),
             self.publisher(),
-            observers,
-            name,
+            self.work.observers.clone(),
+            &self.work.connection_name,
         ))
     }
 
-    /// The schedules, to see, pause, run and change them.
+    /// The schedules: list, pause, resume, run, change.
     ///
     /// # Errors
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn schedules(&self) -> Result<Schedules, Error> {
-        let schedules = Schedules::new(self.topology.clone(), self.database()?.clone());
-        Ok(schedules.by(&self.name).publisher(self.publisher()))
+        let database = self.log("use the schedules")?.database();
+        let schedules = Schedules::new(self.work.topology.clone(), database.clone());
+        let schedules = schedules.by(&self.work.connection_name);
+        Ok(schedules.publisher(self.publisher()))
     }
 
     /// The app's database.
@@ -147,9 +154,57 @@ impl Tierline {
     /// [`Error::NoDatabase`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn database(&self) -> Result<&Database, Error> {
-        self.database.as_ref().ok_or_else(|| Error::NoDatabase {
-            tried: "use the database".into(),
+        Ok(self.log("use the database")?.database())
+    }
+
+    /// The log of dead letters: list, group, redrive, discard.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
+        self.log("use the log of dead letters").cloned()
+    }
+
+    /// What takes dead letters from their queues into the log, on a connection of its own.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn collector(&self) -> Result<Collector, Error> {
+        let database = self.log("collect dead letters")?.database();
+        Ok(Collector::new(
+            self.work.topology.clone(),
+            self.work.urls.clone(),
+            &self.work.connection_name,
+            database.clone(),
+            self.work.observers.clone(),
+        ))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
+        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
+            tried: tried.into(),
         })
+    }
+
+    /// A worker for these groups of the map: a pool of slots for each. It begins with
+    /// [`until`](Worker::until).
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.work(["urgent", "calls"]).until_terminated().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
+        let groups = groups.into_iter().map(Into::into).collect();
+        Worker::new(self.work.clone(), groups)
+    }
+
+    /// The map.
+    pub fn topology(&self) -> &Topology {
+        &self.work.topology
     }
 
     /// The publisher alone, for code that takes any [`Publish`].
@@ -173,6 +228,12 @@ impl Builder {
         self
     }
 
+    /// How dead letters are assessed. Default: by the rules that come with tierline.
+    #[cfg(feature = "postgres")]
+    pub fn triage(self, triage: Triage) -> Self {
+        Self { triage, ..self }
+    }
+
     /// What to do about the broker's queues and exchanges. Default: [`OnConnect::Apply`].
     pub fn on_connect(self, on_connect: OnConnect) -> Self {
         Self { on_connect, ..self }
@@ -191,6 +252,31 @@ impl Builder {
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observers.add(observer);
         self
+    }
+
+    /// The handlers that workers run. Default: every `#[task]` handler that is linked into the
+    /// program.
+    pub fn registry(self, registry: Registry) -> Self {
+        Self {
+            registry: Some(registry),
+            ..self
+        }
+    }
+
+    /// Adds a value that handlers take with [`Context::data`](crate::Context::data), in place of an
+    /// earlier one of the same type.
+    pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.data.insert(value);
+        self
+    }
+
+    /// The version of the program, which dead letters carry: `env!("CARGO_PKG_VERSION")`, say.
+    /// Default: none.
+    pub fn version(self, version: impl Into<String>) -> Self {
+        Self {
+            version: version.into(),
+            ..self
+        }
     }
 
     /// The name under which the broker's management shows the connections. Default: `tierline` and
@@ -214,10 +300,15 @@ impl Builder {
             mut urls,
             #[cfg(feature = "postgres")]
             postgres,
+            #[cfg(feature = "postgres")]
+            triage,
             name,
             on_connect,
             publish_connections,
             observers,
+            registry,
+            data,
+            version,
         } = self;
         #[cfg(feature = "postgres")]
         let database = postgres.as_deref().map(Database::new).transpose()?;
@@ -243,23 +334,42 @@ impl Builder {
         }
         let publisher = Publisher::new(
             topology.clone(),
-            urls,
+            urls.clone(),
             name.clone(),
             connection,
             publish_connections,
             observers.clone(),
         );
+        #[cfg(feature = "postgres")]
+        let letters = database.map(|database| {
+            DeadLetters::new(topology.clone(), database, publisher.clone(), triage)
+        });
+        let registry = registry.map_or_else(Registry::collected, Ok);
         Ok(Tierline {
-            publisher,
+            publisher: publisher.clone(),
             #[cfg(feature = "postgres")]
-            topology,
-            #[cfg(feature = "postgres")]
-            observers,
-            #[cfg(feature = "postgres")]
-            name,
-            #[cfg(feature = "postgres")]
-            database,
+            letters,
+            work: WorkerParts {
+                topology,
+                urls,
+                connection_name: name,
+                publisher,
+                registry: registry.map(Arc::new).map_err(Arc::new),
+                data: Arc::new(data),
+                observers,
+                version,
+                may_declare: on_connect == OnConnect::Apply,
+                gate: Arc::default(),
+            },
         })
+    }
+}
+
+impl fmt::Debug for Tierline {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Tierline")
+            .field("app", &self.work.topology.app())
+            .finish_non_exhaustive()
     }
 }
 
@@ -268,7 +378,6 @@ impl fmt::Debug for Builder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Builder")
             .field("app", &self.topology.app())
-            .field("name", &self.name)
             .field("on_connect", &self.on_connect)
             .finish_non_exhaustive()
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::Location;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::{Mismatch, Report};
@@ -383,6 +384,76 @@ pub enum Error {
         cause: Box<str>,
     },
 
+    /// A filter, a page or another setting of a query cannot be used. Nothing was changed.
+    #[error("cannot use this filter: {problem}")]
+    InvalidFilter {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// There is no dead letter of this number in the app's log.
+    #[error("there is no dead letter {id}; it may be past its retention")]
+    DeadLetterNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this dead letter. It is as before.
+    #[error("dead letter {id} is left as it is: {problem}")]
+    DeadLetterRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
+    /// There is no operation of this number in the app's log.
+    #[error("there is no operation {id}")]
+    BulkNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this operation.
+    #[error("operation {id} is left as it is: {problem}")]
+    BulkRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
+    /// A worker was asked to serve a group that the map does not have.
+    #[error("there is no group {group:?} in the map; its groups are {known}")]
+    UnknownGroup {
+        /// The name that was given.
+        group: Box<str>,
+        /// The names there are.
+        known: Box<str>,
+    },
+
+    /// A handler may run for longer than the broker waits for an acknowledgement.
+    #[error("{_0}")]
+    LimitsTooLong(Box<LimitsTooLong>),
+
+    /// The thread that watches for handlers which never yield could not be started.
+    #[error("cannot start the watchdog's thread: {cause}; raise the limit on threads")]
+    NoWatchdog {
+        /// What the operating system answered.
+        cause: io::Error,
+    },
+
+    /// The process cannot listen to its signals.
+    #[error("cannot listen to signals: {cause}; end the worker with `until` instead")]
+    NoSignals {
+        /// What the operating system answered.
+        cause: io::Error,
+    },
+
+    /// What went wrong when the app was built, told again by everything that needs it.
+    #[error(transparent)]
+    Shared(Arc<Error>),
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -416,7 +487,12 @@ impl Error {
             | Error::ManagementFailed { .. }
             | Error::DatabaseUnreachable { .. }
             | Error::DatabaseFailed { .. } => true,
+            Error::Shared(error) => error.is_transient(),
             Error::InvalidTopology(_)
+            | Error::UnknownGroup { .. }
+            | Error::LimitsTooLong(_)
+            | Error::NoWatchdog { .. }
+            | Error::NoSignals { .. }
             | Error::Unroutable { .. }
             | Error::TooLarge { .. }
             | Error::InvalidMessage { .. }
@@ -443,9 +519,37 @@ impl Error {
             | Error::NoDatabase { .. }
             | Error::DatabaseRefused { .. }
             | Error::NotMigrated { .. }
+            | Error::InvalidFilter { .. }
+            | Error::DeadLetterNotFound { .. }
+            | Error::DeadLetterRefused { .. }
+            | Error::BulkNotFound { .. }
+            | Error::BulkRefused { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }
+}
+
+/// Limits that cannot hold: what a worker has in hand of a task may outlast the broker's patience.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "task `{task}` may run for {timeout:?}, and group {group:?} holds {prefetch} messages per slot, \
+     so the last may be acknowledged after {:?}, when the broker has taken it away (ack_timeout \
+     {ack_timeout:?}); lower the task's timeout or the group's prefetch, or raise the broker's \
+     consumer_timeout and ack_timeout in [broker] with it",
+    timeout.saturating_mul((*prefetch).into())
+)]
+#[non_exhaustive]
+pub struct LimitsTooLong {
+    /// The task.
+    pub task: &'static str,
+    /// Its hard limit.
+    pub timeout: Duration,
+    /// The group that serves its tier.
+    pub group: String,
+    /// How many messages the group holds per slot.
+    pub prefetch: u16,
+    /// How long the broker waits, as the map says.
+    pub ack_timeout: Duration,
 }
 
 fn highest_priority(highest: Option<u8>) -> String {

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod backoff;
 mod error;
 mod random;
 pub mod topology;
@@ -20,6 +21,9 @@ pub mod publish;
 pub mod work;
 
 #[cfg(feature = "postgres")]
+pub mod dead;
+
+#[cfg(feature = "postgres")]
 pub mod schedule;
 
 mod app;
@@ -30,7 +34,7 @@ pub mod testing;
 pub use app::{Builder, OnConnect, Tierline};
 #[cfg(feature = "postgres")]
 pub use database::Database;
-pub use error::Error;
+pub use error::{Error, LimitsTooLong};
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
     assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,

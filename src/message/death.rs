@@ -35,15 +35,18 @@ pub enum DeadReason {
     Undecodable,
     /// Worker after worker died while it ran.
     CrashLoop,
+    /// It was past its hard limit and never yielded, so nothing could stop it.
+    Hung,
 }
 
 impl DeadReason {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,
         Self::Undecodable,
         Self::CrashLoop,
+        Self::Hung,
     ];
 
     /// The reason in words, as it is written to headers and logs.
@@ -54,6 +57,7 @@ impl DeadReason {
             Self::UnknownTask => "unknown task",
             Self::Undecodable => "undecodable payload",
             Self::CrashLoop => "crash loop",
+            Self::Hung => "hung",
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Message {
     pub priority: u8,
     /// When it was first enqueued; retries keep it.
     pub enqueued_at: SystemTime,
+    /// When it falls due, where it was delayed: by its publisher, or before a retry.
+    pub due_at: Option<SystemTime>,
     /// When it is no longer worth running.
     pub expires_at: Option<SystemTime>,
     /// The publisher's own headers.
@@ -72,8 +74,8 @@ pub struct Redriven {
 impl Message {
     /// The first attempt of what was asked for, enqueued at `now` in this tier.
     ///
-    /// An identifier is drawn where the request has none. The request's delay is not part of the
-    /// message: whoever sends it holds it back.
+    /// An identifier is drawn where the request has none. The request's delay is part of the message
+    /// only as the time when it falls due: whoever sends it holds it back.
     pub fn first(request: PublishRequest, tier: &str, priority: u8, now: SystemTime) -> Self {
         Self {
             task: request.task,
@@ -83,6 +85,7 @@ impl Message {
             tier: tier.to_owned(),
             priority: request.priority.unwrap_or(priority),
             enqueued_at: now,
+            due_at: request.delay.and_then(|delay| now.checked_add(delay)),
             // A time that no clock can hold is one that never comes.
             expires_at: request.expires.and_then(|expires| now.checked_add(expires)),
             headers: request.headers,

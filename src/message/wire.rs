@@ -13,6 +13,7 @@
 //! | header `tierline-version` | 1, the version of this format | 1 |
 //! | header `tierline-attempt` | the attempt to come, from 1 | 1 |
 //! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | when it arrived |
+//! | header `tierline-due-at` | when it falls due, if it was delayed, likewise | at once |
 //! | header `tierline-expires-at` | when it is no longer worth running, likewise | never |
 //! | header `traceparent` | the W3C trace context | none |
 //! | header `tierline-life` | how often it was redriven | 0 |
@@ -105,6 +106,9 @@ impl Message {
             "tierline-enqueued-at",
             number(milliseconds(self.enqueued_at)),
         );
+        if let Some(due_at) = self.due_at {
+            insert(headers, "tierline-due-at", number(milliseconds(due_at)));
+        }
         if let Some(expires_at) = self.expires_at {
             let expires_at = number(milliseconds(expires_at));
             insert(headers, "tierline-expires-at", expires_at);
@@ -196,6 +200,7 @@ impl Message {
             tier: tier.to_owned(),
             priority: properties.priority().unwrap_or_default(),
             enqueued_at: integer(headers.get("tierline-enqueued-at")).map_or(now, time),
+            due_at: integer(headers.get("tierline-due-at")).map(time),
             expires_at: integer(headers.get("tierline-expires-at")).map(time),
             headers: own_headers(headers),
             traceparent: headers.get("traceparent").and_then(text),
@@ -485,8 +490,13 @@ fn insert(headers: &mut FieldTable, name: &str, value: AMQPValue) {
     headers.insert(name.into(), value);
 }
 
+/// The header of this name, where it is a number.
+pub(crate) fn number(properties: &BasicProperties, name: &str) -> Option<i64> {
+    integer(properties.headers().as_ref()?.inner().get(name))
+}
+
 /// A number of any width: clients of other languages choose for themselves.
-fn integer(value: Option<&AMQPValue>) -> Option<i64> {
+pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
         AMQPValue::ShortShortInt(number) => Some((*number).into()),
         AMQPValue::ShortShortUInt(number) => Some((*number).into()),
@@ -499,7 +509,7 @@ fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     }
 }
 
-fn text(value: &AMQPValue) -> Option<String> {
+pub(crate) fn text(value: &AMQPValue) -> Option<String> {
     match value {
         AMQPValue::LongString(text) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
         AMQPValue::ShortString(text) => Some(text.as_str().to_owned()),
@@ -507,12 +517,12 @@ fn text(value: &AMQPValue) -> Option<String> {
     }
 }
 
-fn milliseconds(time: SystemTime) -> i64 {
+pub(crate) fn milliseconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn time(milliseconds: i64) -> SystemTime {
+pub(crate) fn time(milliseconds: i64) -> SystemTime {
     let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }

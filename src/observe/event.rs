@@ -138,6 +138,27 @@ pub enum Event<'a> {
         /// What happened: the broker cancelled the consumer or closed its channel, say.
         cause: &'a str,
     },
+    /// Dead letters were logged in the database, and are out of their queues.
+    Collected {
+        /// How many rows are new.
+        count: u64,
+        /// How many were in the log already, from a try whose end was not seen.
+        repeated: u64,
+    },
+    /// Dead letters could not be logged. They stay in their queues, and it is tried again.
+    CollectFailed {
+        /// What happened.
+        cause: &'a str,
+    },
+    /// More messages of a tier died than the collector's limit allows.
+    DeadLettersGrow {
+        /// The tier.
+        tier: &'a str,
+        /// How many died.
+        count: u64,
+        /// Within which span of time.
+        within: Duration,
+    },
     /// A tier's queue was gone, and was declared again. What had been in it is lost.
     Redeclared {
         /// The tier.

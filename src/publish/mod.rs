@@ -84,6 +84,11 @@ impl Publisher {
         self.inner.deliver(letter, id, deadline, false).await
     }
 
+    /// The priority that a message may have in a quorum queue, delay levels included.
+    pub(crate) fn bearable_in_quorum(&self, priority: u8) -> u8 {
+        self.inner.bearable_in_quorum(priority)
+    }
+
     /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
     /// in the order of the requests. Only what is under way is held in memory.
     pub fn publish_many<S>(
@@ -256,14 +261,18 @@ impl Inner {
         };
         let is_quorum =
             is_delayed || tier.is_some_and(|tier: &Tier| tier.queue == QueueType::Quorum);
+        Ok(match is_quorum {
+            true => self.bearable_in_quorum(priority),
+            false => priority,
+        })
+    }
+
+    fn bearable_in_quorum(&self, priority: u8) -> u8 {
         let bearable = self
             .pool
             .capabilities()
             .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
-        Ok(match is_quorum {
-            true => priority.min(bearable),
-            false => priority,
-        })
+        priority.min(bearable)
     }
 }
 

@@ -46,14 +46,14 @@ impl Scheduler {
         database: Database,
         publisher: Arc<dyn Publish>,
         observers: Observers,
-        name: String,
+        name: &str,
     ) -> Self {
         Self {
             topology,
             database,
             publisher,
             observers,
-            name,
+            name: name.to_owned(),
             clock: Clock::default(),
         }
     }

@@ -10,7 +10,7 @@ use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
 use crate::task::{
     Cancellation, Context, ContextParts, Data, ErrorAdvice, Outcome, Publish, Registration,
-    Registry, RetryPolicy, TaskError,
+    Registry, RetryPolicy, TaskError, TaskOptions,
 };
 
 /// Executes messages: the one piece of code behind every worker and every test helper.
@@ -101,6 +101,11 @@ impl Executor {
         let ended = run_under_limits(running, &limits).await;
         let policy = &registration.options().retry;
         Ok(classify(ended, policy, message.attempt, (self.random)()))
+    }
+
+    /// The options of a task's handler.
+    pub(super) fn options(&self, task: &str) -> Option<&TaskOptions> {
+        self.registry.get(task).map(Registration::options)
     }
 
     /// The context that the handler of this message is given.

@@ -1,8 +1,75 @@
-//! The way through: how a message becomes a run of its handler, and the run a verdict.
+//! The way through: which message a free slot takes, how it becomes a run of its handler, and what
+//! becomes of it then.
+//!
+//! Read in this order: `worker` is the face, `group` the turns of a pool, `order` whose turn it is,
+//! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
+//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `memory` and `gate`
+//! the protection against tasks that kill their process, `watchdog` that against those which hang.
 
+mod acks;
+mod check;
 mod execute;
+mod gate;
+mod group;
 mod guard;
+mod job;
+mod memory;
+mod order;
+mod repair;
+mod settle;
+mod subscription;
+mod tier;
 mod verdict;
+mod watchdog;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 pub use execute::Executor;
+pub(crate) use gate::Gate;
 pub use verdict::Verdict;
+pub use worker::Worker;
+pub(crate) use worker::WorkerParts;
+
+use crate::observe::Observers;
+use crate::publish::Publisher;
+use crate::task::Cancellation;
+use crate::topology::Topology;
+
+/// What all groups of a worker share.
+struct Workshop {
+    topology: Topology,
+    urls: Vec<String>,
+    connection_name: String,
+    publisher: Publisher,
+    executor: Executor,
+    observers: Observers,
+    watchdog: Arc<watchdog::Watchdog>,
+    gate: Arc<Gate>,
+    /// Host and process, and the version of the program, for dead letters.
+    worker: String,
+    version: String,
+    /// Whether a queue that is gone may be declared again.
+    may_declare: bool,
+    /// How long the successor of a message may take to be confirmed.
+    settle_limit: Duration,
+    /// The crash count at which a task is a dead letter.
+    condemned_at: u32,
+    /// Given when the grace period of a shutdown is over: handlers should end.
+    cancelled: Cancellation,
+    /// Given after that: handlers are dropped.
+    dropped: CancellationToken,
+}
+
+/// How far a shutdown has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Work,
+    /// Nothing is started any more.
+    Drain,
+    /// Nothing is waited for any more.
+    Leave,
+}

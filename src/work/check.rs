@@ -1,0 +1,54 @@
+//! Refuses, before anything is begun, a worker whose limits cannot hold.
+
+use crate::Error;
+use crate::task::Registry;
+use crate::topology::Topology;
+
+/// The groups to serve, each once and in the order given.
+///
+/// # Errors
+/// [`Error::UnknownGroup`]; [`Error::LimitsTooLong`] where a message could wait in hand, and then
+/// run, for longer than the broker waits for its acknowledgement.
+pub(super) fn check(
+    topology: &Topology,
+    registry: &Registry,
+    groups: &[String],
+) -> Result<Vec<String>, Error> {
+    let mut served: Vec<String> = Vec::new();
+    for name in groups {
+        let Some(group) = topology.group(name) else {
+            let known: Vec<_> = topology
+                .groups()
+                .iter()
+                .map(|it| it.name.as_str())
+                .collect();
+            return Err(Error::UnknownGroup {
+                group: name.as_str().into(),
+                known: known.join(", ").into(),
+            });
+        };
+        let ack_timeout = topology.broker().ack_timeout;
+        for route in topology.tasks() {
+            let Some(registration) = registry.get(&route.task) else {
+                continue;
+            };
+            let timeout = registration.options().timeout;
+            let in_hand = timeout.saturating_mul(group.prefetch.into());
+            if group.tiers.contains(&route.tier) && in_hand >= ack_timeout {
+                return Err(Error::LimitsTooLong(Box::new(
+                    crate::error::LimitsTooLong {
+                        task: registration.name(),
+                        timeout,
+                        group: name.clone(),
+                        prefetch: group.prefetch,
+                        ack_timeout,
+                    },
+                )));
+            }
+        }
+        if !served.contains(name) {
+            served.push(name.clone());
+        }
+    }
+    Ok(served)
+}

@@ -1,0 +1,559 @@
+//! A pool of slots, and the tiers that it serves.
+//!
+//! All decisions of a group are made in one task, in turns: take in what has arrived and what has
+//! ended, acknowledge, give free slots away. The handlers run in tasks of their own.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, Sleep, timeout};
+
+use super::gate::{ALONE_FROM, Claim, Pass};
+use super::job::{self, End, JobId, Kind, News};
+use super::memory::Key;
+use super::order::{Order, Supply, Turn};
+use super::repair::{Repair, Repaired};
+use super::settle::Package;
+use super::tier::{Held, Received, Tier};
+use super::{Phase, Workshop};
+use crate::backoff::Backoff;
+use crate::broker::Connection;
+use crate::message::Message;
+use crate::observe::{Event, Purpose};
+use crate::topology;
+
+/// How long the broker may take to say goodbye.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
+/// A message that waits for a slot goes back when this part of the broker's patience is used up.
+const PATIENCE_PARTS: u32 = 3;
+
+pub(super) struct Group {
+    shop: Arc<Workshop>,
+    name: String,
+    slots: usize,
+    order: Order,
+    tiers: Vec<Tier>,
+    /// Tiers whose channel is being made again, by their index.
+    repairs: Vec<Option<Repair>>,
+    running: HashMap<JobId, Running>,
+    next_job: JobId,
+    sender: mpsc::UnboundedSender<News>,
+    news: mpsc::UnboundedReceiver<News>,
+    phase: watch::Receiver<Phase>,
+    /// A message that waits until it can run alone in the process.
+    alone: Option<(usize, Held, Claim)>,
+    timer: Pin<Box<Sleep>>,
+    /// When to look again although nothing happens.
+    wake_at: Option<Instant>,
+    is_draining: bool,
+    /// Used again in every turn.
+    supplies: Vec<Supply>,
+}
+
+/// A job in a slot. The delivery that it settles may change, if its channel is lost.
+struct Running {
+    tier: usize,
+    generation: u64,
+    tag: u64,
+    key: Key,
+    package: Arc<Package>,
+    /// The right to run; none where no handler runs.
+    _pass: Option<Pass>,
+}
+
+/// Why a group's turns ended.
+enum Exit {
+    Lost(String),
+    Finished,
+}
+
+impl Group {
+    pub(super) fn new(
+        shop: Arc<Workshop>,
+        group: &topology::Group,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
+        let window = group.concurrency.saturating_mul(group.prefetch);
+        let specs = group
+            .tiers
+            .iter()
+            .filter_map(|name| shop.topology.tier(name));
+        let weights = specs.clone().map(|tier| tier.weight.unwrap_or(1.0));
+        let order = Order::new(group.order, weights);
+        let tiers: Vec<_> = specs
+            .map(|tier| {
+                let queue = shop.topology.names().queue(tier);
+                Tier::new(tier.name.clone(), queue, window)
+            })
+            .collect();
+        let (sender, news) = mpsc::unbounded_channel();
+        Self {
+            name: group.name.clone(),
+            slots: group.concurrency.into(),
+            order,
+            repairs: tiers.iter().map(|_| None).collect(),
+            supplies: Vec::with_capacity(tiers.len()),
+            tiers,
+            running: HashMap::new(),
+            next_job: 0,
+            sender,
+            news,
+            phase,
+            alone: None,
+            timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            wake_at: None,
+            is_draining: false,
+            shop,
+        }
+    }
+
+    /// Where the group is told to look at the phase of the shutdown.
+    pub(super) fn bell(&self) -> mpsc::UnboundedSender<News> {
+        self.sender.clone()
+    }
+
+    /// Works until the shutdown is over.
+    pub(super) async fn run(mut self) {
+        while let Some(connection) = self.connect().await {
+            let connection = Arc::new(connection);
+            self.subscribe(&connection).await;
+            let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
+            match exit {
+                Exit::Lost(cause) => {
+                    tracing::warn!(group = self.name, cause, "the connection is lost");
+                    let purpose = Purpose::Work;
+                    let cause = &cause;
+                    self.shop
+                        .observers
+                        .tell(&Event::Disconnected { purpose, cause });
+                    for tier in 0..self.tiers.len() {
+                        self.lose(tier);
+                    }
+                }
+                Exit::Finished => {
+                    self.repairs.clear();
+                    self.tiers.clear();
+                    // Acknowledgements that are under way go out before the goodbye.
+                    if let Ok(connection) = Arc::try_unwrap(connection) {
+                        let _ = timeout(CLOSE_LIMIT, connection.close()).await;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A connection, however long it takes. `None` where the shutdown is over before.
+    async fn connect(&mut self) -> Option<Connection> {
+        let mut backoff = Backoff::new();
+        let urls = self.shop.urls.clone();
+        let purpose = Purpose::Work;
+        for url in urls.iter().cycle() {
+            if !self.is_wanted().await {
+                return None;
+            }
+            let name = format!("{} {}", self.shop.connection_name, self.name);
+            let attempt = Connection::open(url, &name);
+            let leave = left(self.phase.clone());
+            let opened = tokio::select! {
+                opened = attempt => opened,
+                () = leave => return None,
+            };
+            match opened {
+                Ok(connection) => {
+                    let address = connection.address().to_string();
+                    tracing::info!(group = self.name, address, "connected");
+                    let address = &address;
+                    self.shop
+                        .observers
+                        .tell(&Event::Connected { purpose, address });
+                    return Some(connection);
+                }
+                Err(error) => {
+                    let cause = &error.to_string();
+                    tracing::warn!(group = self.name, cause, "cannot connect");
+                    self.shop
+                        .observers
+                        .tell(&Event::ConnectFailed { purpose, cause });
+                }
+            }
+            let leave = left(self.phase.clone());
+            tokio::select! {
+                () = backoff.pause() => {}
+                () = leave => return None,
+            }
+        }
+        None
+    }
+
+    /// Whether a connection is of use. In a shutdown it is not: what is running cannot be settled on
+    /// a new one, and is only waited for.
+    async fn is_wanted(&mut self) -> bool {
+        if *self.phase.borrow() < Phase::Drain {
+            return true;
+        }
+        let leave = left(self.phase.clone());
+        let ended = async {
+            while !self.running.is_empty() {
+                match self.news.recv().await {
+                    Some(news) => self.hear(news),
+                    None => break,
+                }
+            }
+        };
+        tokio::select! {
+            () = ended => {}
+            () = leave => {}
+        }
+        false
+    }
+
+    /// Subscribes to all tiers, the first one first: what a lower tier sends must not be taken for
+    /// all there is.
+    async fn subscribe(&mut self, connection: &Arc<Connection>) {
+        for tier in 0..self.tiers.len() {
+            let mut repair = self.repair(tier, connection);
+            let leave = left(self.phase.clone());
+            tokio::select! {
+                repaired = poll_fn(|cx| repair.poll(cx)) => self.repaired(tier, repaired),
+                () = leave => return,
+                // The others must not wait for a tier whose queue cannot be had.
+                () = tokio::time::sleep(Duration::from_secs(5)) => self.repairs[tier] = Some(repair),
+            }
+        }
+    }
+
+    fn turn(&mut self, connection: &Arc<Connection>, cx: &mut Context<'_>) -> Poll<Exit> {
+        loop {
+            self.take_news(cx);
+            self.drain_if_told();
+            for tier in 0..self.tiers.len() {
+                if let Err(cause) = self.take_deliveries(tier, cx) {
+                    if !connection.is_open() {
+                        return Poll::Ready(Exit::Lost(cause));
+                    }
+                    self.interrupted(tier, &cause);
+                    self.repairs[tier] = Some(self.repair(tier, connection));
+                }
+                self.poll_repair(tier, cx);
+            }
+            if !connection.is_open() {
+                let cause = "the connection was closed".to_owned();
+                return Poll::Ready(Exit::Lost(cause));
+            }
+            self.tiers.iter_mut().for_each(Tier::flush);
+            if self.is_draining {
+                if self.running.is_empty() || *self.phase.borrow() >= Phase::Leave {
+                    return Poll::Ready(Exit::Finished);
+                }
+            } else {
+                self.give_slots_away(cx);
+            }
+            if !self.is_due(cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Whether a timer or an answer came meanwhile.
+    fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut is_due = false;
+        for tier in &mut self.tiers {
+            is_due |= tier.poll_answer(cx).is_ready();
+        }
+        if let Some(wake_at) = self.wake_at
+            && wake_at != self.timer.deadline()
+        {
+            self.timer.as_mut().reset(wake_at);
+        }
+        if self.wake_at.is_some() && self.timer.as_mut().poll(cx).is_ready() {
+            self.wake_at = None;
+            is_due = true;
+        }
+        is_due
+    }
+
+    /// Begins no more, and gives back what has not begun.
+    fn drain_if_told(&mut self) {
+        if self.is_draining || *self.phase.borrow() < Phase::Drain {
+            return;
+        }
+        self.is_draining = true;
+        self.wake_at = None;
+        if let Some((tier, held, _)) = self.alone.take() {
+            self.tiers[tier].buffer.push_back(held);
+        }
+        for tier in &mut self.tiers {
+            if let Some(subscription) = &tier.subscription {
+                subscription.cancel();
+            }
+        }
+    }
+
+    fn take_news(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some(news)) = self.news.poll_recv(cx) {
+            self.hear(news);
+        }
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Ended(job, end) => self.ended(job, end),
+            News::Hung(job, since) => self.hung(job, since),
+            News::Look => {}
+        }
+    }
+
+    fn ended(&mut self, job: JobId, end: End) {
+        // A hung job that ends after all is not known any more.
+        let Some(running) = self.running.remove(&job) else {
+            return;
+        };
+        let tier = &mut self.tiers[running.tier];
+        match end {
+            End::Completed => {
+                tier.memory.ended(running.key);
+                tier.finished(running.generation, running.tag);
+            }
+            End::Succeeded => {
+                tier.memory.succeeded(running.key);
+                tier.finished(running.generation, running.tag);
+            }
+            End::Back => {
+                tier.memory.succeeded(running.key);
+                tier.give_back(running.generation, running.tag, running.key);
+            }
+        }
+    }
+
+    /// A job cannot be stopped: its slot goes on without it, and its message is buried by another.
+    fn hung(&mut self, job: JobId, since: Duration) {
+        let Some(running) = self.running.remove(&job) else {
+            return;
+        };
+        self.begin(
+            Running {
+                _pass: None,
+                ..running
+            },
+            Kind::Hung(since),
+        );
+    }
+
+    fn take_deliveries(&mut self, tier: usize, cx: &mut Context<'_>) -> Result<(), String> {
+        let Some(state) = self.tiers.get_mut(tier) else {
+            return Ok(());
+        };
+        while let Some(subscription) = &mut state.subscription
+            && let Poll::Ready(delivery) = subscription.poll(cx)
+        {
+            if let Received::Adopted { key, tag } = state.receive(delivery?) {
+                for running in self.running.values_mut() {
+                    if running.tier == tier && running.key == key {
+                        running.generation = state.generation;
+                        running.tag = tag;
+                    }
+                }
+            }
+        }
+        state.looked();
+        if self.is_draining {
+            state.give_back_waiting(Instant::now());
+        }
+        Ok(())
+    }
+
+    fn give_slots_away(&mut self, cx: &mut Context<'_>) {
+        let mut wake_at = self.give_back_starved();
+        if let Some((tier, held, claim)) = self.alone.take() {
+            match claim.grant(cx.waker()) {
+                Ok(pass) => self.start(tier, held, Kind::Run, Some(pass)),
+                Err(claim) => self.alone = Some((tier, held, claim)),
+            }
+        }
+        while self.alone.is_none() && self.running.len() < self.slots {
+            self.supplies.clear();
+            self.supplies
+                .extend(self.tiers.iter_mut().map(Tier::supply));
+            let free = self.slots - self.running.len();
+            match self.order.next(free, &self.supplies) {
+                Turn::Take(tier) => {
+                    if !self.take(tier, cx) {
+                        break;
+                    }
+                }
+                Turn::Hold(tier) => match self.tiers[tier].hold() {
+                    Some(until) => {
+                        wake_at = Some(wake_at.map_or(until, |other| other.min(until)));
+                        break;
+                    }
+                    None => continue,
+                },
+                Turn::Idle => break,
+            }
+        }
+        self.wake_at = wake_at;
+    }
+
+    /// Does with the tier's next message what is to be done; whether slots can go on being given.
+    fn take(&mut self, tier: usize, cx: &mut Context<'_>) -> bool {
+        let Some(held) = self.tiers[tier].buffer.pop_front() else {
+            return false;
+        };
+        if held.is_suspect {
+            self.start(tier, held, Kind::Suspect, None);
+            return true;
+        }
+        if held.crashes >= ALONE_FROM {
+            match self.shop.gate.claim() {
+                Some(claim) => match claim.grant(cx.waker()) {
+                    Ok(pass) => self.start(tier, held, Kind::Run, Some(pass)),
+                    Err(claim) => self.alone = Some((tier, held, claim)),
+                },
+                None => self.start(tier, held, Kind::SendAround, None),
+            }
+            return true;
+        }
+        match self.shop.gate.enter(held.crashes, cx.waker()) {
+            Some(pass) => {
+                self.start(tier, held, Kind::Run, Some(pass));
+                true
+            }
+            None => {
+                self.tiers[tier].buffer.push_front(held);
+                false
+            }
+        }
+    }
+
+    fn start(&mut self, tier: usize, held: Held, kind: Kind, pass: Option<Pass>) {
+        let running = Running {
+            tier,
+            generation: self.tiers[tier].generation,
+            tag: held.tag,
+            key: held.key,
+            package: held.package,
+            _pass: pass,
+        };
+        self.begin(running, kind);
+    }
+
+    fn begin(&mut self, running: Running, kind: Kind) {
+        let job = self.next_job;
+        self.next_job += 1;
+        let (shop, package) = (self.shop.clone(), running.package.clone());
+        job::start(shop, package, job, kind, self.sender.clone());
+        self.running.insert(job, running);
+    }
+
+    /// Gives back what has waited so long that the broker might lose patience; when the next will
+    /// have.
+    fn give_back_starved(&mut self) -> Option<Instant> {
+        let patience = self.shop.topology.broker().ack_timeout / PATIENCE_PARTS;
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for tier in &mut self.tiers {
+            let Some(mut oldest) = tier.oldest() else {
+                continue;
+            };
+            if now.duration_since(oldest) >= patience {
+                let back = tier.give_back_waiting(now - patience / 2);
+                tell_given_back(&self.shop, &back);
+                match tier.oldest() {
+                    Some(rest) => oldest = rest,
+                    None => continue,
+                }
+            }
+            let due = oldest + patience;
+            next = Some(next.map_or(due, |other| other.min(due)));
+        }
+        next
+    }
+
+    /// The tier's channel is gone, and with it all that was in hand.
+    fn interrupted(&mut self, tier: usize, cause: &str) {
+        let name = &self.tiers[tier].name;
+        tracing::warn!(group = self.name, tier = name, cause, "a consumer is lost");
+        self.shop.observers.tell(&Event::Interrupted {
+            group: &self.name,
+            tier: name,
+            cause,
+        });
+        self.lose(tier);
+    }
+
+    fn lose(&mut self, tier: usize) {
+        self.repairs[tier] = None;
+        let of_tier = self.running.values().filter(|job| job.tier == tier);
+        let keys: Vec<_> = of_tier.map(|job| job.key).collect();
+        let waiting = self.alone.take_if(|(waiting, ..)| *waiting == tier);
+        let state = &mut self.tiers[tier];
+        if let Some((_, held, _)) = waiting {
+            state.buffer.push_back(held);
+        }
+        state.lost(keys.into_iter());
+    }
+
+    fn repair(&self, tier: usize, connection: &Arc<Connection>) -> Repair {
+        let tier = &self.tiers[tier];
+        let tag = format!("{} {}", self.shop.worker, tier.name);
+        Repair::new(
+            &self.shop,
+            connection.clone(),
+            tier.queue.clone(),
+            tier.window,
+            tag,
+        )
+    }
+
+    fn poll_repair(&mut self, tier: usize, cx: &mut Context<'_>) {
+        let Some(Some(repair)) = self.repairs.get_mut(tier) else {
+            return;
+        };
+        if let Poll::Ready(repaired) = repair.poll(cx) {
+            self.repairs[tier] = None;
+            self.repaired(tier, repaired);
+            // Its first delivery may be here already, and nobody was told to look.
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    fn repaired(&mut self, tier: usize, repaired: Repaired) {
+        let (group, name) = (&self.name, &self.tiers[tier].name);
+        let observers = &self.shop.observers;
+        if repaired.was_declared {
+            tracing::error!(
+                group,
+                tier = name,
+                "the queue was gone, and is declared again"
+            );
+            observers.tell(&Event::Redeclared { tier: name });
+        }
+        tracing::info!(group, tier = name, "consuming");
+        observers.tell(&Event::Consuming { group, tier: name });
+        self.tiers[tier].subscribed(repaired.subscription);
+    }
+}
+
+fn tell_given_back(shop: &Workshop, back: &[Held]) {
+    let why = "no slot was free for it before the broker's ack timeout drew near";
+    for held in back {
+        let now = std::time::SystemTime::now();
+        let message: Option<Message> = held.package.open(now).ok();
+        if let Some(message) = &message {
+            let task = job::task_ref(message);
+            shop.observers.tell(&Event::GivenBack { task, why });
+        }
+    }
+}
+
+/// Completes when the shutdown is over.
+async fn left(mut phase: watch::Receiver<Phase>) {
+    // An error means that the worker is gone.
+    let _ = phase.wait_for(|phase| *phase >= Phase::Leave).await;
+}

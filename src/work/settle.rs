@@ -1,0 +1,171 @@
+//! What follows on a message: its next attempt, its dead letter, its copy. All of it is confirmed by
+//! the broker before the message itself is acknowledged.
+
+use std::time::{Duration, SystemTime};
+
+use lapin::BasicProperties;
+use tokio::time::Instant;
+
+use super::Workshop;
+use crate::Error;
+use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message};
+use crate::publish::Letter;
+use crate::task::TaskId;
+use crate::topology::delay;
+
+/// A message as it was delivered.
+#[derive(Debug)]
+pub(super) struct Package {
+    /// The tier whose queue it was in.
+    pub(super) tier: String,
+    pub(super) properties: BasicProperties,
+    pub(super) payload: Vec<u8>,
+}
+
+impl Package {
+    /// The message inside.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for its dead letter.
+    pub(super) fn open(&self, now: SystemTime) -> Result<Message, String> {
+        Message::from_wire(&self.properties, self.payload.clone(), &self.tier, now)
+    }
+}
+
+impl Workshop {
+    /// The next attempt of a message that failed, after a delay.
+    pub(super) async fn retry(
+        &self,
+        package: &Package,
+        message: Message,
+        failure: &Failure,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let mut next = remember(message, failure).next_attempt();
+        // It ran to an end: whatever killed its worker before was not this.
+        next.crashes = 0;
+        self.later(package, next, after).await
+    }
+
+    /// The same attempt again, after a delay: it did not want to run yet.
+    pub(super) async fn snooze(
+        &self,
+        package: &Package,
+        message: Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let message = Message {
+            crashes: 0,
+            ..message
+        };
+        self.later(package, message, after).await
+    }
+
+    /// The same message again, with its crash count, behind all that wait in its tier.
+    pub(super) async fn again(
+        &self,
+        package: &Package,
+        message: Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        self.later(package, message, after).await
+    }
+
+    /// A copy for the queue that the message came from, in the place of one that was interrupted.
+    pub(super) async fn interrupted(
+        &self,
+        package: &Package,
+        message: Message,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let id = message.id.clone();
+        let letter = self.addressed(package, &message, Duration::ZERO)?;
+        let deadline = Instant::now() + limit;
+        self.publisher.forward(letter, &id, deadline).await
+    }
+
+    /// The dead letter of a message, which may be one that cannot be read.
+    pub(super) async fn bury(
+        &self,
+        package: &Package,
+        message: Option<Message>,
+        reason: DeadReason,
+        failure: &Failure,
+    ) -> Result<(), Error> {
+        let message = message.map(|message| remember(message, failure));
+        let id = match &message {
+            Some(message) => message.id.clone(),
+            None => given_id(&package.properties),
+        };
+        let death = Death {
+            reason,
+            failure: failure.clone(),
+            at: SystemTime::now(),
+            worker: self.worker.clone(),
+            version: self.version.clone(),
+        };
+        let letter = Letter {
+            exchange: self.topology.names().dead_letter_exchange(&package.tier),
+            routing_key: package.tier.clone(),
+            payload: package.payload.as_slice().into(),
+            properties: death.properties(&package.properties, message.as_ref()),
+        };
+        let deadline = Instant::now() + self.settle_limit;
+        self.publisher.forward(letter, &id, deadline).await
+    }
+
+    async fn later(
+        &self,
+        package: &Package,
+        mut message: Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let after = after.min(delay::MAX_DELAY);
+        message.due_at = SystemTime::now().checked_add(after);
+        let letter = self.addressed(package, &message, after)?;
+        let deadline = Instant::now() + self.settle_limit;
+        self.publisher.forward(letter, &message.id, deadline).await
+    }
+
+    /// The way to the message's tier, as the map says today.
+    fn addressed(
+        &self,
+        package: &Package,
+        message: &Message,
+        after: Duration,
+    ) -> Result<Letter, Error> {
+        let route = self.topology.route(&message.task);
+        let tier = route.map_or(package.tier.as_str(), |route| &route.tier);
+        let mut properties = message.follow(&package.properties);
+        let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
+            Some(delayed) => {
+                let priority = self.publisher.bearable_in_quorum(message.priority);
+                properties = properties.with_priority(priority);
+                (delayed.exchange, delayed.routing_key)
+            }
+            None => (self.topology.names().tasks_exchange(), tier.to_owned()),
+        };
+        Ok(Letter {
+            exchange,
+            routing_key,
+            payload: package.payload.as_slice().into(),
+            properties,
+        })
+    }
+}
+
+fn remember(mut message: Message, failure: &Failure) -> Message {
+    message.history.push(FailedAttempt {
+        attempt: message.attempt,
+        at: SystemTime::now(),
+        kind: failure.kind,
+        error: failure.to_string(),
+    });
+    message
+}
+
+/// The identifier that a message came with, if any, for messages about it.
+pub(super) fn given_id(properties: &BasicProperties) -> TaskId {
+    let id = properties.message_id().as_ref();
+    TaskId::from(id.map_or("without an id", |id| id.as_str()))
+}

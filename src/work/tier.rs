@@ -1,0 +1,271 @@
+//! One tier of a group: what of it is in hand, and what is believed to be on its way.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use lapin::message::Delivery;
+use tokio::time::Instant;
+
+use super::memory::{Judgement, Key, Memory};
+use super::order::Supply;
+use super::settle::Package;
+use super::subscription::{Question, Subscription};
+use crate::message::wire;
+
+/// How long a tier must be quiet before the broker is asked whether it has more.
+const QUIET: Duration = Duration::from_millis(3);
+/// How long slots are held for a tier whose messages do not come, although it has some.
+const LONGEST_HOLD: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(super) struct Tier {
+    pub(super) name: String,
+    pub(super) queue: String,
+    pub(super) window: u16,
+    /// The channel, while there is one; and which one in succession.
+    pub(super) subscription: Option<Subscription>,
+    pub(super) generation: u64,
+    pub(super) buffer: VecDeque<Held>,
+    pub(super) memory: Memory,
+    outlook: Outlook,
+}
+
+/// A message in hand that has not begun.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) tag: u64,
+    pub(super) key: Key,
+    pub(super) crashes: u32,
+    pub(super) is_suspect: bool,
+    pub(super) package: Arc<Package>,
+    arrived: Instant,
+}
+
+/// Whether more is to be expected. After an acknowledgement the next message is a round trip away;
+/// only a tier whose window was full before is believed to have one.
+struct Outlook {
+    expects_more: bool,
+    /// When a message last came, or room for one was made.
+    last_movement: Instant,
+    /// Since when a slot is held for this tier.
+    held_since: Option<Instant>,
+    question: Option<(Instant, Question)>,
+}
+
+/// What became of a delivery that was received.
+pub(super) enum Received {
+    /// It waits for a slot.
+    Waiting,
+    /// It is settled already.
+    Settled,
+    /// It is what a job of this process, begun on an earlier channel, is at work on.
+    Adopted { key: Key, tag: u64 },
+}
+
+impl Tier {
+    pub(super) fn new(name: String, queue: String, window: u16) -> Self {
+        Self {
+            name,
+            queue,
+            window,
+            subscription: None,
+            generation: 0,
+            buffer: VecDeque::new(),
+            memory: Memory::new(window.into()),
+            outlook: Outlook {
+                expects_more: false,
+                last_movement: Instant::now(),
+                held_since: None,
+                question: None,
+            },
+        }
+    }
+
+    /// Consumes from a channel from now on.
+    pub(super) fn subscribed(&mut self, subscription: Subscription) {
+        self.generation += 1;
+        self.subscription = Some(subscription);
+        // What waits in the queue is not known yet.
+        self.outlook.expects_more = true;
+        self.outlook.moved();
+    }
+
+    /// Takes in a delivery.
+    pub(super) fn receive(&mut self, delivery: Delivery) -> Received {
+        self.outlook.moved();
+        let Delivery {
+            delivery_tag: tag,
+            redelivered,
+            properties,
+            data,
+            ..
+        } = delivery;
+        let key = self.memory.key(&properties);
+        let judgement = self.memory.judge(key, redelivered, &properties);
+        match judgement {
+            Judgement::Done => {
+                self.finished(self.generation, tag);
+                return Received::Settled;
+            }
+            Judgement::Running => return Received::Adopted { key, tag },
+            Judgement::Innocent | Judgement::Suspect => {}
+        }
+        let crashes = wire::number(&properties, "tierline-crashes").unwrap_or_default();
+        self.buffer.push_back(Held {
+            tag,
+            key,
+            crashes: u32::try_from(crashes).unwrap_or_default(),
+            is_suspect: judgement == Judgement::Suspect,
+            package: Arc::new(Package {
+                tier: self.name.clone(),
+                properties,
+                payload: data,
+            }),
+            arrived: Instant::now(),
+        });
+        Received::Waiting
+    }
+
+    /// What the tier can give a free slot.
+    pub(super) fn supply(&mut self) -> Supply {
+        if !self.buffer.is_empty() {
+            return Supply::Ready;
+        }
+        let Some(subscription) = &self.subscription else {
+            return Supply::Empty;
+        };
+        let open = usize::from(self.window).saturating_sub(subscription.unsettled());
+        match self.outlook.expects_more && open > 0 {
+            true => Supply::Coming(open),
+            false => Supply::Empty,
+        }
+    }
+
+    /// All deliveries that have come are received: a full window means that there may be more.
+    pub(super) fn looked(&mut self) {
+        if let Some(subscription) = &self.subscription
+            && subscription.unsettled() >= self.window.into()
+        {
+            self.outlook.expects_more = true;
+        }
+    }
+
+    /// Acknowledges what is finished.
+    pub(super) fn flush(&mut self) {
+        if let Some(subscription) = &mut self.subscription
+            && subscription.flush()
+        {
+            self.outlook.moved();
+        }
+    }
+
+    /// A slot is held for this tier: until when, unless something moves. `None`: it is released.
+    pub(super) fn hold(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let subscription = self.subscription.as_ref()?;
+        let outlook = &mut self.outlook;
+        let held_since = *outlook.held_since.get_or_insert(now);
+        let latest = held_since + LONGEST_HOLD;
+        if now >= latest {
+            outlook.nothing_more();
+            return None;
+        }
+        let quiet = outlook.last_movement + QUIET;
+        if now < quiet {
+            return Some(quiet.min(latest));
+        }
+        if outlook.question.is_none() {
+            outlook.question = Some((now, subscription.ask()));
+        }
+        Some(latest)
+    }
+
+    /// Whether the broker has answered, so that held slots are to be looked at again.
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((asked, question)) = &mut self.outlook.question else {
+            return Poll::Pending;
+        };
+        let Poll::Ready(ready) = question.as_mut().poll(cx) else {
+            return Poll::Pending;
+        };
+        let has_moved = self.outlook.last_movement > *asked;
+        self.outlook.question = None;
+        match (has_moved, ready) {
+            (false, Some(0) | None) => self.outlook.nothing_more(),
+            (false, Some(_)) => self.outlook.last_movement = Instant::now(),
+            (true, _) => {}
+        }
+        Poll::Ready(())
+    }
+
+    /// A delivery of this generation is done with.
+    pub(super) fn finished(&mut self, generation: u64, tag: u64) {
+        if let Some(subscription) = self.current(generation) {
+            subscription.finished(tag);
+        }
+    }
+
+    /// A delivery of this generation goes back to the broker.
+    pub(super) fn give_back(&mut self, generation: u64, tag: u64, key: Key) {
+        if let Some(subscription) = self.current(generation) {
+            subscription.give_back(tag);
+            self.memory.returned(key);
+        }
+    }
+
+    /// Gives back what has waited for a slot since before `since`.
+    pub(super) fn give_back_waiting(&mut self, since: Instant) -> Vec<Held> {
+        // In the order of their arrival, except for what did not get through the gate.
+        let number = self.buffer.partition_point(|held| held.arrived <= since);
+        let back: Vec<Held> = self.buffer.drain(..number).collect();
+        for held in &back {
+            self.give_back(self.generation, held.tag, held.key);
+        }
+        back
+    }
+
+    /// The time at which the message arrived that has waited longest.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.buffer.front().map(|held| held.arrived)
+    }
+
+    /// The channel is gone, and with it all that was in hand; these keys are still running.
+    pub(super) fn lost(&mut self, running: impl Iterator<Item = Key>) {
+        if let Some(subscription) = self.subscription.take() {
+            subscription.abandon();
+        }
+        let waiting = self.buffer.drain(..).map(|held| held.key);
+        self.memory.lost(SystemTime::now(), running, waiting);
+        self.outlook.nothing_more();
+        self.outlook.question = None;
+    }
+
+    /// The channel, if it is the one of this generation: a tag means nothing on another.
+    fn current(&mut self, generation: u64) -> Option<&mut Subscription> {
+        self.subscription
+            .as_mut()
+            .filter(|_| self.generation == generation)
+    }
+}
+
+impl Outlook {
+    fn moved(&mut self) {
+        self.last_movement = Instant::now();
+        self.held_since = None;
+    }
+
+    fn nothing_more(&mut self) {
+        self.expects_more = false;
+        self.held_since = None;
+    }
+}
+
+impl std::fmt::Debug for Outlook {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Outlook")
+            .field("expects_more", &self.expects_more)
+            .finish_non_exhaustive()
+    }
+}

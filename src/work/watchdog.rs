@@ -1,0 +1,189 @@
+//! Notices handlers that never yield, from a thread of its own.
+//!
+//! Async code is stopped at its next `await`; a handler that reaches none cannot be stopped at all.
+//! Past its hard limit it is given up: its message becomes a dead letter, and the thread it holds is
+//! lost. Where handlers hold every thread of the runtime nobody is left to do even that, so the
+//! process is ended, and the message is a suspect like after any crash.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often the thread looks.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a handler may go without yielding before it is reported.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+/// How long a handler that does not yield may be past its hard limit. An `await` that is about to
+/// come would end it in the ordinary way.
+const HUNG_MARGIN: Duration = Duration::from_millis(500);
+/// How long the runtime may show no sign of life while a handler is past its limit.
+const DEAF_AFTER: Duration = Duration::from_secs(3);
+/// How often the runtime shows a sign of life.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+
+/// Watches the handlers of a worker, as long as it lives.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    begin: Instant,
+    /// When the runtime last showed a sign of life, in milliseconds since `begin`.
+    last_beat: AtomicU64,
+    watches: Mutex<HashMap<u64, Arc<Watch>>>,
+    next: AtomicU64,
+}
+
+/// A handler that is watched.
+pub(super) struct Watch {
+    begin: Instant,
+    /// Since when it has not yielded, in milliseconds since `begin`; 0 while it has.
+    polled_since: AtomicU64,
+    /// When its hard limit is reached, likewise.
+    hard_limit: u64,
+    is_reported: AtomicBool,
+    is_hung: AtomicBool,
+    report: Box<dyn Fn(Report) + Send + Sync>,
+}
+
+/// What the watchdog has to say of a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Report {
+    /// It has not yielded for so long.
+    Stuck(Duration),
+    /// It is past its hard limit, and nothing can stop it.
+    Hung(Duration),
+    /// The process ends now.
+    Ending,
+}
+
+impl Watchdog {
+    /// A watchdog with its thread, which ends when the last reference is dropped. Call it within
+    /// the runtime that the handlers run on.
+    pub(super) fn start() -> std::io::Result<Arc<Self>> {
+        let watchdog = Arc::new(Self {
+            begin: Instant::now(),
+            last_beat: AtomicU64::new(0),
+            watches: Mutex::default(),
+            next: AtomicU64::new(0),
+        });
+        tokio::spawn(beat(Arc::downgrade(&watchdog)));
+        let weak = Arc::downgrade(&watchdog);
+        thread::Builder::new()
+            .name("tierline-watchdog".to_owned())
+            .spawn(move || watch(&weak))?;
+        Ok(watchdog)
+    }
+
+    /// Watches a handler that is polled through the returned watch, until `forget`.
+    pub(super) fn add(
+        &self,
+        hard_limit: Duration,
+        report: impl Fn(Report) + Send + Sync + 'static,
+    ) -> (u64, Arc<Watch>) {
+        let watch = Arc::new(Watch {
+            begin: self.begin,
+            polled_since: AtomicU64::new(0),
+            hard_limit: now(self.begin).saturating_add(milliseconds(hard_limit)),
+            is_reported: AtomicBool::new(false),
+            is_hung: AtomicBool::new(false),
+            report: Box::new(report),
+        });
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.lock().insert(number, watch.clone());
+        (number, watch)
+    }
+
+    pub(super) fn forget(&self, number: u64) {
+        self.lock().remove(&number);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Watch>>> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) {
+        let watches: Vec<_> = self.lock().values().cloned().collect();
+        let now = now(self.begin);
+        let mut is_any_hung = false;
+        for watch in &watches {
+            let since = watch.polled_since.load(Ordering::Acquire);
+            if since == 0 {
+                continue;
+            }
+            let stuck = Duration::from_millis(now.saturating_sub(since));
+            if stuck >= STUCK_AFTER && !watch.is_reported.swap(true, Ordering::Relaxed) {
+                (watch.report)(Report::Stuck(stuck));
+            }
+            if now > watch.hard_limit.saturating_add(milliseconds(HUNG_MARGIN))
+                && stuck > HUNG_MARGIN
+            {
+                is_any_hung = true;
+                if !watch.is_hung.swap(true, Ordering::Relaxed) {
+                    (watch.report)(Report::Hung(stuck));
+                }
+            }
+        }
+        let silence = now.saturating_sub(self.last_beat.load(Ordering::Acquire));
+        if is_any_hung && silence > milliseconds(DEAF_AFTER) {
+            for watch in watches {
+                if watch.is_hung.load(Ordering::Relaxed) {
+                    (watch.report)(Report::Ending);
+                }
+            }
+            std::process::abort();
+        }
+    }
+}
+
+/// Shows a sign of life as long as the runtime has a thread to do it.
+async fn beat(watchdog: Weak<Watchdog>) {
+    while let Some(watchdog) = watchdog.upgrade() {
+        let now = now(watchdog.begin);
+        watchdog.last_beat.store(now, Ordering::Release);
+        drop(watchdog);
+        tokio::time::sleep(BEAT_EVERY).await;
+    }
+}
+
+fn watch(watchdog: &Weak<Watchdog>) {
+    while let Some(watchdog) = watchdog.upgrade() {
+        watchdog.look();
+        drop(watchdog);
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// A handler that tells its watch whenever it is polled.
+pub(super) struct Watched<F> {
+    pub(super) handler: F,
+    pub(super) watch: Arc<Watch>,
+}
+
+impl<F: Future + Unpin> Future for Watched<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let since = now(self.watch.begin).max(1);
+        self.watch.polled_since.store(since, Ordering::Release);
+        let polled = Pin::new(&mut self.handler).poll(cx);
+        self.watch.polled_since.store(0, Ordering::Release);
+        polled
+    }
+}
+
+fn now(begin: Instant) -> u64 {
+    milliseconds(begin.elapsed())
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

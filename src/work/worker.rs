@@ -1,0 +1,261 @@
+//! The face of the room: which groups a process serves, and how it ends.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::check::check;
+use super::gate::{ALONE_FROM, Gate};
+use super::group::Group;
+use super::job::News;
+use super::watchdog::Watchdog;
+use super::{Executor, Phase, Workshop};
+use crate::Error;
+use crate::observe::Observers;
+use crate::publish::Publisher;
+use crate::task::{Cancellation, Data, Registry};
+use crate::topology::Topology;
+
+/// How long running tasks have after a shutdown began, unless it is said otherwise.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// How long cancelled handlers have to end well.
+const WIND_DOWN: Duration = Duration::from_millis(500);
+/// How long dropped tasks may take to be given back.
+const GIVE_BACK: Duration = Duration::from_millis(900);
+/// How often a worker may die while a task runs alone in it, unless it is said otherwise.
+const DEFAULT_CRASH_BUDGET: u32 = 2;
+/// How long the successor of a message may take to be confirmed.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A worker that is about to begin; see [`Tierline::work`](crate::Tierline::work).
+#[must_use = "a worker begins with `.until(shutdown).await`"]
+pub struct Worker {
+    parts: WorkerParts,
+    groups: Vec<String>,
+    grace: Duration,
+    crash_budget: u32,
+    hurry: Option<Box<dyn Future<Output = ()> + Send + Unpin>>,
+}
+
+/// What an app gives its workers.
+#[derive(Clone)]
+pub(crate) struct WorkerParts {
+    pub(crate) topology: Topology,
+    pub(crate) urls: Vec<String>,
+    pub(crate) connection_name: String,
+    pub(crate) publisher: Publisher,
+    pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
+    pub(crate) data: Arc<Data>,
+    pub(crate) observers: Observers,
+    pub(crate) version: String,
+    pub(crate) may_declare: bool,
+    pub(crate) gate: Arc<Gate>,
+}
+
+impl Worker {
+    pub(crate) fn new(parts: WorkerParts, groups: Vec<String>) -> Self {
+        Self {
+            parts,
+            groups,
+            grace: DEFAULT_GRACE,
+            crash_budget: DEFAULT_CRASH_BUDGET,
+            hurry: None,
+        }
+    }
+
+    /// How long running tasks have to end after a shutdown began. Then their contexts are cancelled,
+    /// and half a second later they are dropped and given back, at no cost of an attempt. Default
+    /// 30 s.
+    pub fn grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// Ends the grace period at once when `hurry` completes: a second signal, say.
+    pub fn hurry(mut self, hurry: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.hurry = Some(Box::new(Box::pin(hurry)));
+        self
+    }
+
+    /// How often a worker may die while a task runs alone in it, before the task is a dead letter
+    /// (`crash loop`). A task runs alone after two workers died with it in their hands. At least 1;
+    /// default 2.
+    pub fn crash_budget(self, crash_budget: u32) -> Self {
+        Self {
+            crash_budget: crash_budget.max(1),
+            ..self
+        }
+    }
+
+    /// Works until `shutdown` completes and what was running then has ended.
+    ///
+    /// From then on nothing is started. What was not started goes back to the broker at once, what
+    /// is running has the grace period. It ends at most two seconds after that, whatever the broker
+    /// does. Lost connections are made again for ever, so nothing but a mistake ends it before.
+    ///
+    /// # Errors
+    /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`] and what [`Registry::collected`] finds,
+    /// before anything is begun.
+    pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let Self {
+            parts,
+            groups,
+            grace,
+            crash_budget,
+            hurry,
+        } = self;
+        let registry = parts.registry.map_err(Error::Shared)?;
+        let groups = check(&parts.topology, &registry, &groups)?;
+        let watchdog = Watchdog::start().map_err(|cause| Error::NoWatchdog { cause })?;
+        let publisher = Arc::new(parts.publisher.clone());
+        let shop = Arc::new(Workshop {
+            executor: Executor::new(registry, parts.data, publisher),
+            publisher: parts.publisher,
+            urls: parts.urls,
+            connection_name: parts.connection_name,
+            observers: parts.observers,
+            worker: worker_name(),
+            version: parts.version,
+            may_declare: parts.may_declare,
+            settle_limit: SETTLE_LIMIT,
+            condemned_at: ALONE_FROM + crash_budget,
+            gate: parts.gate,
+            watchdog,
+            cancelled: Cancellation::new(),
+            dropped: CancellationToken::new(),
+            topology: parts.topology.clone(),
+        });
+        let mut pools = Pools::begin(&shop, &parts.topology, &groups);
+        shutdown.await;
+        let hurry = async {
+            match hurry {
+                Some(hurry) => hurry.await,
+                None => pending().await,
+            }
+        };
+        pools.end(&shop, grace, hurry).await;
+        Ok(())
+    }
+
+    /// Works until the process is asked to end, with SIGTERM or Ctrl-C. The second time it is asked,
+    /// the grace period ends.
+    ///
+    /// # Errors
+    /// As [`until`](Self::until); [`Error::NoSignals`] where the system does not pass them on.
+    #[cfg(unix)]
+    pub async fn until_terminated(self) -> Result<(), Error> {
+        use tokio::signal::unix::{SignalKind, signal};
+
+        let no_signals = |cause| Error::NoSignals { cause };
+        let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+        let (first, mut asked) = watch::channel(0_u32);
+        let listening = tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                first.send_modify(|times| *times += 1);
+            }
+        });
+        let mut again = asked.clone();
+        let worker = self.hurry(async move {
+            let _ = again.wait_for(|times| *times >= 2).await;
+        });
+        let ended = worker
+            .until(async move {
+                let _ = asked.wait_for(|times| *times >= 1).await;
+            })
+            .await;
+        listening.abort();
+        ended
+    }
+}
+
+/// The groups at work. They end with this value.
+struct Pools {
+    groups: JoinSet<()>,
+    phase: watch::Sender<Phase>,
+    bells: Vec<mpsc::UnboundedSender<News>>,
+}
+
+impl Pools {
+    fn begin(shop: &Arc<Workshop>, topology: &Topology, names: &[String]) -> Self {
+        let (phase, _) = watch::channel(Phase::Work);
+        let mut pools = Self {
+            groups: JoinSet::new(),
+            phase,
+            bells: Vec::new(),
+        };
+        for group in names.iter().filter_map(|name| topology.group(name)) {
+            let group = Group::new(shop.clone(), group, pools.phase.subscribe());
+            pools.bells.push(group.bell());
+            pools.groups.spawn(group.run());
+        }
+        pools
+    }
+
+    async fn end(&mut self, shop: &Workshop, grace: Duration, hurry: impl Future<Output = ()>) {
+        tracing::info!("shutting down");
+        self.enter(Phase::Drain);
+        let is_over = tokio::select! {
+            () = self.ended() => true,
+            () = sleep(grace) => false,
+            () = hurry => false,
+        };
+        if is_over {
+            return;
+        }
+        shop.cancelled.cancel();
+        if timeout(WIND_DOWN, self.ended()).await.is_ok() {
+            return;
+        }
+        shop.dropped.cancel();
+        if timeout(GIVE_BACK, self.ended()).await.is_ok() {
+            return;
+        }
+        self.enter(Phase::Leave);
+        let _ = timeout(WIND_DOWN, self.ended()).await;
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+        for bell in &self.bells {
+            // A group that has ended need not look.
+            let _ = bell.send(News::Look);
+        }
+    }
+
+    async fn ended(&mut self) {
+        while let Some(ended) = self.groups.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a group failed");
+            }
+        }
+    }
+}
+
+/// Host and process, as dead letters and the broker's management show them.
+fn worker_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "host",
+        host => host,
+    };
+    format!("{host}:{}", std::process::id())
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Worker")
+            .field("groups", &self.groups)
+            .field("grace", &self.grace)
+            .finish_non_exhaustive()
+    }
+}

@@ -25,8 +25,8 @@ use crate::observe::{Event, Observers};
 use crate::task::{Publish, Receipt};
 use crate::topology::Schedule;
 
-/// How far ahead to look, and how often to look at least: what others add or change counts from then.
-const HORIZON: Duration = Duration::from_secs(1);
+/// How often to look at least: what others add or change counts from then on.
+const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// How often to look at most. Runs that are due within it go in one batch.
 const SHORTEST_TICK: Duration = Duration::from_millis(50);
 /// How many runs are under way at most.
@@ -86,21 +86,21 @@ impl Leader {
         if term.under_way.len() >= MOST_UNDER_WAY {
             return soonest;
         }
-        let mut wake = start + HORIZON;
+        let mut wake = start + LONGEST_TICK;
         let aside = term.aside(start, &mut wake);
-        let until = lease.now().checked_add(HORIZON).unwrap_or(Timestamp::MAX);
-        let found = match self.table.find(lease, until, &aside).await {
+        let found = match self.table.find(lease, lease.now(), &aside).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(%error, "the scheduler cannot look for what is due");
                 return wake;
             }
         };
-        let is_all = found.len() < BATCH;
-        for (schedule, due) in found {
-            if let Some(wait) = self.start(term, lease, schedule, due) {
-                wake = wake.min(Instant::now() + wait);
-            }
+        let is_all = found.due.len() < BATCH;
+        for (schedule, due) in found.due {
+            self.start(term, lease, schedule, due);
+        }
+        if let Some(next) = found.next {
+            wake = wake.min(lease.instant(next));
         }
         match is_all {
             true => wake.max(soonest),
@@ -108,18 +108,11 @@ impl Leader {
         }
     }
 
-    /// Starts a schedule's run if it is due; else says how long it is until then.
-    fn start(
-        &self,
-        term: &mut Term,
-        lease: &Lease,
-        schedule: Schedule,
-        expected: Timestamp,
-    ) -> Option<Duration> {
+    /// Starts the run of a schedule that is due, or gives it up.
+    fn start(&self, term: &mut Term, lease: &Lease, schedule: Schedule, expected: Timestamp) {
         let now = lease.now();
         let Some(decision) = decide(&schedule, expected, now, lease.led_since) else {
-            let wait = Duration::try_from(expected.duration_since(now));
-            return Some(wait.unwrap_or_default());
+            return;
         };
         let run = Settled {
             schedule,
@@ -141,14 +134,17 @@ impl Leader {
                 }));
             }
         }
-        None
     }
 
     /// Until the next look, moves on what ends, as much at once as has ended.
     async fn wait(&mut self, term: &mut Term, lease: &watch::Receiver<Lease>, wake: Instant) {
+        let mut wake = wake;
+        let soonest = Instant::now() + SHORTEST_TICK;
         loop {
             let held = lease.borrow().clone();
-            self.advance(term, &held).await;
+            if let Some(next) = self.advance(term, &held).await {
+                wake = wake.min(held.instant(next).max(soonest));
+            }
             let first = match timeout_at(wake, term.under_way.next()).await {
                 Ok(Some(ended)) => ended,
                 Ok(None) => return sleep_until(wake).await,
@@ -182,10 +178,13 @@ impl Leader {
         }
     }
 
-    /// Tells the database what was settled. What it cannot be told now is told the next time.
-    async fn advance(&mut self, term: &mut Term, lease: &Lease) {
+    /// Tells the database what was settled, and gives the time when the first of it is due again.
+    /// What the database cannot be told now it is told the next time.
+    async fn advance(&mut self, term: &mut Term, lease: &Lease) -> Option<Timestamp> {
+        let next_due = term.settled.iter().map(|run| run.decision.next);
+        let next = next_due.flatten().min();
         if term.settled.is_empty() {
-            return;
+            return None;
         }
         match self.table.advance(lease, &term.settled).await {
             Ok(advanced) => {
@@ -198,6 +197,7 @@ impl Leader {
             }
             Err(error) => tracing::warn!(%error, "the scheduler cannot move schedules on"),
         }
+        next
     }
 
     /// Once a term, and after the clock went back: what waits may wait for a time of another clock.

@@ -75,6 +75,12 @@ impl Lease {
         self.clock.given().or_else(carried).unwrap_or(self.now)
     }
 
+    /// When it will be `time`, as the process's steady clock has it.
+    pub(super) fn instant(&self, time: Timestamp) -> Instant {
+        let wait = Duration::try_from(time.duration_since(self.now()));
+        Instant::now() + wait.unwrap_or_default().min(LEASE)
+    }
+
     /// Whether it certainly still holds.
     ///
     /// The steady clock stands still while the machine sleeps, and the wall clock does not: if

@@ -21,15 +21,24 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How many schedules one look finds.
 pub(super) const BATCH: usize = 500;
 
-/// Only for who holds the lease: a leader that slept finds nothing.
+/// What is due, and the time of what is due after that. Only for who holds the lease: a leader that
+/// slept finds nothing.
 const FIND: &str = "
-SELECT name, definition::text, next_due FROM tierline.schedules
-WHERE app = $1 AND next_due <= $2 AND name <> ALL ($3)
-    AND EXISTS (
-        SELECT FROM tierline.schedule_leaders
-        WHERE app = $1 AND epoch = $4 AND expires_at > clock_timestamp()
-    )
-ORDER BY next_due LIMIT $5";
+(
+    SELECT name, definition::text, next_due FROM tierline.schedules
+    WHERE app = $1 AND next_due <= $2 AND name <> ALL ($3)
+        AND EXISTS (
+            SELECT FROM tierline.schedule_leaders
+            WHERE app = $1 AND epoch = $4 AND expires_at > clock_timestamp()
+        )
+    ORDER BY next_due LIMIT $5
+)
+UNION ALL
+(
+    SELECT NULL, NULL, next_due FROM tierline.schedules
+    WHERE app = $1 AND next_due > $2
+    ORDER BY next_due LIMIT 1
+)";
 
 /// Moves on only what nobody else has moved, and only for who holds the lease: the lock keeps it
 /// from changing hands until this is committed. A schedule that was paused meanwhile stays paused.
@@ -66,6 +75,15 @@ pub(super) struct Table {
     app: String,
 }
 
+/// What a look found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// What is due, with its due time, the earliest first; at most a batch.
+    pub(super) due: Vec<(Schedule, Timestamp)>,
+    /// When the next one is due.
+    pub(super) next: Option<Timestamp>,
+}
+
 /// A run that was published or given up.
 #[derive(Debug)]
 pub(super) struct Settled {
@@ -84,29 +102,33 @@ impl Table {
         }
     }
 
-    /// What is due until then, the earliest first, without those `aside`.
+    /// What is due at `now`, without those `aside`.
     pub(super) async fn find(
         &mut self,
         lease: &Lease,
-        until: Timestamp,
+        now: Timestamp,
         aside: &[String],
-    ) -> Result<Vec<(Schedule, Timestamp)>, Error> {
+    ) -> Result<Found, Error> {
         let query = sqlx::query(FIND)
             .bind(&self.app)
-            .bind(to_database(until))
+            .bind(to_database(now))
             .bind(aside)
             .bind(lease.epoch)
             .bind(i64::try_from(BATCH).unwrap_or(i64::MAX));
         let find = async |connection: &mut sqlx::PgConnection| {
-            let rows = connection.fetch_all(query).await?;
-            let read = |row: &PgRow| Ok((state::definition(row)?, time(row, "next_due")?));
-            rows.iter().map(read).collect::<Result<Vec<_>, _>>()
+            let mut found = Found::default();
+            for row in connection.fetch_all(query).await? {
+                let next_due = time(&row, "next_due")?;
+                if row.try_get::<Option<&str>, _>("name")?.is_none() {
+                    found.next = next_due;
+                    continue;
+                }
+                let due = (state::definition(&row)?, next_due);
+                found.due.extend(readable(due));
+            }
+            Ok(found)
         };
-        let found: Vec<(Result<Schedule, Error>, Option<Timestamp>)> = self
-            .line
-            .within(LIMIT, "look for what is due", find)
-            .await?;
-        Ok(found.into_iter().filter_map(readable).collect())
+        self.line.within(LIMIT, "look for what is due", find).await
     }
 
     /// Moves on what was settled, as far as it is still ours to move, and gives the names of that.

@@ -204,6 +204,9 @@ pub(crate) fn task_mistake(task: &str, routes: &[Route]) -> Option<Mistake> {
 /// Where runs live on while newer ones come, a pool that is late or down for a while has a pile of
 /// them to run, each as old news as the last: the stampede that `expires` is there to prevent.
 pub(crate) fn expiry_mistake(timing: &Timing, expires: Duration) -> Option<Mistake> {
+    if (SHORTEST_EXPIRY..=OVERLAP).contains(&expires) {
+        return None;
+    }
     let longest = timing.shortest_pause().max(OVERLAP);
     if expires < SHORTEST_EXPIRY {
         let least = show_duration(SHORTEST_EXPIRY);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use croner::errors::CronError;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::Timestamp;
+use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
 use super::reader::{did_you_mean, near_miss, quoted};
@@ -73,9 +74,11 @@ pub(super) const LONGEST_EVERY: Duration = Duration::from_secs(366 * 86_400);
 
 /// From when on patterns are tried out: any moment would do, and a fixed one keeps it pure.
 const TRIAL: Timestamp = Timestamp::UNIX_EPOCH;
-/// The runs that are looked at to find the shortest time between two.
+/// The runs that are looked at to find the shortest time between two: so many, or those until the end
+/// of a leap year that follows on a common one.
 const TRIAL_RUNS: usize = 400;
-const TRIAL_YEARS: i16 = 5;
+const TRIAL_ENDS: i16 = 1973;
+const TRIAL_BEGINS: DateTime = jiff::civil::date(1970, 12, 31).at(0, 0, 0, 0);
 
 impl Timing {
     /// Due where the clock of the IANA time zone `timezone` fits the cron expression: minute, hour,
@@ -201,8 +204,7 @@ impl Timing {
             Kind::Every(every) => return *every,
             Kind::Cron { wall, .. } => wall,
         };
-        let start = TimeZone::UTC.to_datetime(TRIAL);
-        let mut runs = wall.pattern().iter_after(start).take(TRIAL_RUNS);
+        let mut runs = wall.pattern().iter_after(TRIAL_BEGINS).take(TRIAL_RUNS);
         let Some(mut last) = runs.next() else {
             return LONGEST_EVERY;
         };
@@ -210,7 +212,7 @@ impl Timing {
         for run in runs {
             shortest = shortest.min(run.duration_since(last).unsigned_abs());
             last = run;
-            if run.year() > start.year() + TRIAL_YEARS {
+            if run.year() >= TRIAL_ENDS {
                 break;
             }
         }

@@ -93,6 +93,7 @@ impl DeadLetters {
     /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it is done or still runs; as every use of
     /// the database.
     pub async fn resume(&self, id: i64) -> Result<Operation, Error> {
+        self.publisher()?;
         let known = self.known_operation(id).await?;
         let refused = |problem: &str| Error::BulkRefused {
             id,
@@ -176,6 +177,7 @@ impl BulkRedrive {
     }
 
     async fn begin(&self, runner: &str) -> Result<(i64, i64), Error> {
+        self.letters.publisher()?;
         self.filter.check()?;
         if self.filter.state.is_some_and(|state| state != State::Dead) {
             return Err(Error::InvalidFilter {
@@ -381,7 +383,7 @@ impl Run<'_> {
     async fn send(&self, claimed: Vec<Claimed>) -> Result<Batch, Error> {
         let (mut confirmed, mut others) = (Vec::new(), Vec::new());
         let (mut failed, mut refused, mut problem) = (0, 0, None);
-        for (id, sent) in self.letters.send(claimed).await {
+        for (id, sent) in self.letters.send(claimed).await? {
             match sent {
                 Sent::Confirmed => confirmed.push(id),
                 Sent::Refused(error) => {

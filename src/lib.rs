@@ -25,6 +25,9 @@ pub mod dead;
 
 mod app;
 
+#[cfg(feature = "admin")]
+pub mod admin;
+
 #[cfg(feature = "testing")]
 pub mod testing;
 

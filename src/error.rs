@@ -454,6 +454,16 @@ pub enum Error {
     #[error(transparent)]
     Shared(Arc<Error>),
 
+    /// The token of the admin API cannot be used. It is not shown.
+    #[error(
+        "cannot use the token of the admin API: it must have at least {shortest} bytes and no spaces \
+         around it; draw one with `openssl rand -hex 32`"
+    )]
+    InvalidToken {
+        /// How many bytes it must have.
+        shortest: usize,
+    },
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -524,6 +534,7 @@ impl Error {
             | Error::DeadLetterRefused { .. }
             | Error::BulkNotFound { .. }
             | Error::BulkRefused { .. }
+            | Error::InvalidToken { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }

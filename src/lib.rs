@@ -28,6 +28,9 @@ pub mod schedule;
 
 mod app;
 
+#[cfg(feature = "admin")]
+pub mod admin;
+
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -86,6 +86,26 @@ impl DeadLetters {
         }
     }
 
+    /// Whether a redrive can be [resumed](Self::resume), as far as can be told without doing it.
+    ///
+    /// # Errors
+    /// As resuming it.
+    pub async fn resumable(&self, id: i64) -> Result<Operation, Error> {
+        self.publisher()?;
+        let operation = self.operation(id).await?;
+        let refused = |problem: &str| Error::BulkRefused {
+            id,
+            problem: problem.into(),
+        };
+        match (operation.action, operation.state) {
+            (OperationKind::Discard | OperationKind::Purge, _) => {
+                Err(refused("only a redrive can be resumed"))
+            }
+            (_, OperationState::Done) => Err(refused("it is done")),
+            _ => Ok(operation),
+        }
+    }
+
     /// Goes on with a redrive that was stopped, or whose process died: that one must not have been
     /// heard of for as long as the [lease](Self::lease).
     ///
@@ -93,14 +113,12 @@ impl DeadLetters {
     /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it is done or still runs; as every use of
     /// the database.
     pub async fn resume(&self, id: i64) -> Result<Operation, Error> {
+        self.resumable(id).await?;
         let known = self.known_operation(id).await?;
         let refused = |problem: &str| Error::BulkRefused {
             id,
             problem: problem.into(),
         };
-        if known.operation.action != OperationKind::Redrive {
-            return Err(refused("only a redrive can be resumed"));
-        }
         let runner = uuid::Uuid::now_v7().to_string();
         let taking = sqlx::query(
             "UPDATE tierline.dead_letter_operations SET state = 'running', runner = $3, \
@@ -115,10 +133,9 @@ impl DeadLetters {
         .execute(self.database.pool());
         let taken = self.within("resume an operation", taking).await?;
         if taken.rows_affected() == 0 {
-            return Err(refused(match known.operation.state {
-                OperationState::Done => "it is done",
-                _ => "it still runs; stop it first, or wait until its process is not heard of",
-            }));
+            return Err(refused(
+                "it still runs; stop it first, or wait until its process is not heard of",
+            ));
         }
         let filter = serde_json::from_value(known.operation.filter.clone());
         let bulk = BulkRedrive {
@@ -176,6 +193,7 @@ impl BulkRedrive {
     }
 
     async fn begin(&self, runner: &str) -> Result<(i64, i64), Error> {
+        self.letters.publisher()?;
         self.filter.check()?;
         if self.filter.state.is_some_and(|state| state != State::Dead) {
             return Err(Error::InvalidFilter {
@@ -381,7 +399,7 @@ impl Run<'_> {
     async fn send(&self, claimed: Vec<Claimed>) -> Result<Batch, Error> {
         let (mut confirmed, mut others) = (Vec::new(), Vec::new());
         let (mut failed, mut refused, mut problem) = (0, 0, None);
-        for (id, sent) in self.letters.send(claimed).await {
+        for (id, sent) in self.letters.send(claimed).await? {
             match sent {
                 Sent::Confirmed => confirmed.push(id),
                 Sent::Refused(error) => {

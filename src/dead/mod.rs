@@ -23,7 +23,7 @@ mod operation;
 mod outcome;
 mod properties;
 mod redrive;
-pub(crate) mod times;
+mod times;
 mod triage;
 mod words;
 
@@ -41,6 +41,7 @@ pub use letter::{Action, DeadLetter, PastAttempt, Summary};
 pub use list::{Group, Listed, TierCount};
 pub use operation::{Operation, OperationKind, OperationState};
 pub use outcome::Outcomes;
+pub use times::parse_time;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 pub use words::{Outcome, Reason, State};
 
@@ -77,7 +78,8 @@ const LONGEST: usize = 200;
 pub struct DeadLetters {
     topology: Topology,
     database: Database,
-    publisher: Publisher,
+    /// `None`: nothing can be redriven.
+    publisher: Option<Publisher>,
     triage: Triage,
     who: Arc<str>,
     why: Arc<str>,
@@ -92,10 +94,19 @@ impl DeadLetters {
         triage: Triage,
     ) -> Self {
         Self {
+            publisher: Some(publisher),
+            triage,
+            ..Self::without_broker(topology, database)
+        }
+    }
+
+    /// The log of this map's app, for programs that have no broker: everything but redriving.
+    pub fn without_broker(topology: Topology, database: Database) -> Self {
+        Self {
             topology,
             database,
-            publisher,
-            triage,
+            publisher: None,
+            triage: Triage::default(),
             who: "somebody".into(),
             why: "".into(),
             lease: redrive::LEASE,
@@ -127,6 +138,13 @@ impl DeadLetters {
     /// As every use of the database.
     pub async fn expire(&self, keep: Duration) -> Result<u64, Error> {
         housekeeping::expire(&self.database, self.app(), keep).await
+    }
+
+    fn publisher(&self) -> Result<&Publisher, Error> {
+        let none = || Error::InvalidBrokerUrl {
+            problem: "none was given, and it takes one to redrive".into(),
+        };
+        self.publisher.as_ref().ok_or_else(none)
     }
 
     pub(crate) fn database(&self) -> &Database {

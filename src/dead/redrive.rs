@@ -63,6 +63,7 @@ impl DeadLetters {
     /// map, it cannot be read, it was redriven already or somebody else is redriving it; as
     /// publishing, and then it stays dead; as every use of the database.
     pub async fn redrive(&self, id: i64) -> Result<Receipt, Error> {
+        let publisher = self.publisher()?;
         let token = uuid::Uuid::now_v7().to_string();
         let mut query = self.claim(&token);
         query.push(" AND id = ").push_bind(id);
@@ -89,7 +90,7 @@ impl DeadLetters {
             }
         };
         let deadline = Instant::now() + DEFAULT_DEADLINE;
-        if let Err(error) = self.publisher.forward(letter, &task, deadline).await {
+        if let Err(error) = publisher.forward(letter, &task, deadline).await {
             self.give_back(&token, &[id]).await?;
             return Err(error);
         }
@@ -135,21 +136,22 @@ impl DeadLetters {
     }
 
     /// Publishes claimed rows, many at once, and says what became of each.
-    pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Vec<(i64, Sent)> {
+    pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
+        let publisher = self.publisher()?;
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let (letter, task, _) = match prepare(&self.topology, &claimed, &self.who) {
                 Ok(prepared) => prepared,
                 Err(error) => return (claimed.id, Sent::Refused(error)),
             };
-            match self.publisher.forward(letter, &task, deadline).await {
+            match publisher.forward(letter, &task, deadline).await {
                 Ok(()) => (claimed.id, Sent::Confirmed),
                 Err(error) if error.is_transient() => (claimed.id, Sent::Failed(error)),
                 Err(error) => (claimed.id, Sent::Refused(error)),
             }
         });
         let sending = stream::iter(sending).buffer_unordered(AT_ONCE);
-        sending.collect().await
+        Ok(sending.collect().await)
     }
 
     /// Marks rows as redriven, those whose claim is still ours. Answers how many.

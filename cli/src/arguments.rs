@@ -33,6 +33,10 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Dlq(Dlq),
 
+    /// Work with schedules: list, next, run, pause, resume
+    #[command(subcommand)]
+    Schedule(crate::schedule::arguments::Schedule),
+
     /// Prepare the database, or bring it to what this release needs
     #[command(after_help = "\
 Everything is in the schema `tierline`. Many may migrate at once; where nothing is missing, nothing

@@ -3,6 +3,7 @@
 mod arguments;
 mod dlq;
 mod output;
+mod schedule;
 mod table;
 mod topology;
 
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     let json = match &command {
         Command::Topology(command) => command.input().json,
         Command::Dlq(command) => command.log().input.json,
+        Command::Schedule(command) => command.input().json,
         Command::Migrate { json, .. } => *json,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         match command {
             Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
             Command::Dlq(command) => dlq::run(command).await,
+            Command::Schedule(command) => schedule::run(command).await.map_err(Failure::from),
             Command::Migrate { database, .. } => dlq::migrate(&database).await,
         }
     };

@@ -85,7 +85,9 @@ impl Schedules {
     /// [`Error::UnknownSchedule`], and those of the database.
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<SystemTime>, Error> {
         let state = self.get(name).await?;
-        Ok(state.upcoming(self.store.now().await?.into(), count))
+        Ok(state
+            .schedule
+            .upcoming(self.store.now().await?.into(), count))
     }
 
     /// What was done to a schedule, by whom and when, the latest first. A schedule that was removed

@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -85,23 +84,6 @@ pub struct Change {
     pub mark: Mark,
     /// What: `"added"`, `"changed"`, `"paused"`, `"resumed"`, `"run"`, `"removed"` or `"gone"`.
     pub what: String,
-}
-
-impl ScheduleState {
-    /// The next `count` runs after `at`, whether it is paused or not.
-    ///
-    /// ```no_run
-    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
-    /// let nightly = app.schedules()?.get("nightly-report").await?;
-    /// let week = nightly.upcoming(std::time::SystemTime::now(), 7);
-    /// # Ok(()) }
-    /// ```
-    pub fn upcoming(&self, at: SystemTime, count: usize) -> Vec<SystemTime> {
-        let Schedule { timing, name, .. } = &self.schedule;
-        let first = Timestamp::try_from(at).ok();
-        let runs = std::iter::successors(first, |at| timing.next_after(*at, name));
-        runs.skip(1).take(count).map(SystemTime::from).collect()
-    }
 }
 
 /// The columns that [`read`] wants.

@@ -1,7 +1,8 @@
 //! `[schedules.NAME]`: a task that comes due by itself.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 use toml::de::DeValue;
 
@@ -29,6 +30,27 @@ pub struct Schedule {
     pub expires: Duration,
     /// What becomes of runs that came due while no scheduler was running. Default `"skip"`.
     pub missed: Missed,
+}
+
+impl Schedule {
+    /// When the next `count` runs after `at` are due.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use tierline::Topology;
+    ///
+    /// let map = Topology::load("topology/hotel.toml")?;
+    /// let nightly = &map.schedules()[0];
+    /// let week = nightly.upcoming(UNIX_EPOCH + Duration::from_secs(1_800_000_000), 7);
+    /// assert_eq!(week.len(), 7);
+    /// # Ok::<(), tierline::Error>(())
+    /// ```
+    pub fn upcoming(&self, at: SystemTime, count: usize) -> Vec<SystemTime> {
+        let first = Timestamp::try_from(at).ok();
+        let next = |at: &Timestamp| self.timing.next_after(*at, &self.name);
+        let runs = std::iter::successors(first, next);
+        runs.skip(1).take(count).map(SystemTime::from).collect()
+    }
 }
 
 /// What becomes of runs that came due while no scheduler was running for a minute or longer.

@@ -2,7 +2,7 @@
 
 mod wall;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use croner::errors::CronError;
 use croner::parser::{CronParser, Seconds, Year};
@@ -109,6 +109,18 @@ impl Timing {
         Self::read_every(every).map_err(|mistake| invalid(&show_duration(every), mistake))
     }
 
+    /// A moment on the clock that the runs go by, such as `2026-11-16T02:00:00+01:00`: that of the
+    /// time zone, or UTC.
+    pub fn local_time(&self, time: SystemTime) -> String {
+        let zone = match &self.kind {
+            Kind::Cron { wall, .. } => wall.zone().clone(),
+            Kind::Every(_) => TimeZone::UTC,
+        };
+        let time = Timestamp::try_from(time).unwrap_or(Timestamp::MAX);
+        let shown = time.to_zoned(zone).strftime("%Y-%m-%dT%H:%M:%S%:z");
+        shown.to_string()
+    }
+
     /// The parts of `expression` are minute, hour, day of month, month and day of week, with the
     /// second before them if there are six.
     pub(crate) fn read_cron(expression: &str, zone: (&str, TimeZone)) -> Result<Self, Mistake> {
@@ -175,6 +187,7 @@ impl Timing {
     }
 
     /// The latest run at `at` or before. `None` at the beginning of time.
+    #[cfg(any(feature = "postgres", test))]
     pub(crate) fn latest_until(&self, at: Timestamp, name: &str) -> Option<Timestamp> {
         match &self.kind {
             Kind::Cron { wall, .. } => wall.latest_until(at),
@@ -182,6 +195,7 @@ impl Timing {
         }
     }
 
+    #[cfg(any(feature = "postgres", test))]
     /// How many runs there are from `first`, itself a run, until `last`; at most `most`.
     pub(crate) fn count(&self, first: Timestamp, last: Timestamp, name: &str, most: u64) -> u64 {
         if let Kind::Every(every) = &self.kind {

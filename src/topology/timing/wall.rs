@@ -41,6 +41,10 @@ impl Wall {
         &self.pattern
     }
 
+    pub(super) fn zone(&self) -> &TimeZone {
+        &self.zone
+    }
+
     /// The first run after `at`.
     pub(super) fn next_after(&self, at: Timestamp) -> Option<Timestamp> {
         let (mut from, mut inclusive) = (at, false);
@@ -68,6 +72,7 @@ impl Wall {
     }
 
     /// The latest run at `at` or before.
+    #[cfg(any(feature = "postgres", test))]
     pub(super) fn latest_until(&self, at: Timestamp) -> Option<Timestamp> {
         let mut until = at;
         loop {

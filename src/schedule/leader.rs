@@ -52,8 +52,21 @@ struct Term {
     resting: HashMap<String, Rest>,
     /// What the database does not have yet.
     settled: Vec<Settled>,
-    /// Until when all that waits was seen to wait for the right time.
-    sound_until: Option<Timestamp>,
+    soundness: Soundness,
+}
+
+/// Whether what waits waits for the right time, by this clock and these time zones.
+enum Soundness {
+    /// It is being looked at, a page at a time; those up to this name were.
+    Seen(String),
+    /// It did when the clock was last looked at.
+    At(Timestamp),
+}
+
+impl Default for Soundness {
+    fn default() -> Self {
+        Self::Seen(String::new())
+    }
 }
 
 /// A publish that has ended.
@@ -68,14 +81,26 @@ struct Rest {
 }
 
 impl Leader {
-    /// Leads for as long as it is polled. `lease` always has the latest renewal.
-    pub(super) async fn lead(&mut self, lease: &watch::Receiver<Lease>) {
+    /// Leads until it is told to stop, and has ended what was under way. `lease` always has the latest
+    /// renewal.
+    pub(super) async fn lead(
+        &mut self,
+        lease: &watch::Receiver<Lease>,
+        stopping: &watch::Receiver<bool>,
+    ) {
         let mut term = Term::default();
-        loop {
+        while !*stopping.borrow() {
             let held = lease.borrow().clone();
-            let wake = self.look(&mut term, &held).await;
-            self.keep_sound(&mut term, &held).await;
+            let mut wake = self.look(&mut term, &held).await;
+            if self.keep_sound(&mut term, &held).await {
+                wake = wake.min(Instant::now() + SHORTEST_TICK);
+            }
             self.wait(&mut term, lease, wake).await;
+        }
+        while let Some(ended) = term.under_way.next().await {
+            let held = lease.borrow().clone();
+            self.end(&mut term, ended, held.now());
+            self.advance(&mut term, &held).await;
         }
     }
 
@@ -200,21 +225,24 @@ impl Leader {
         next
     }
 
-    /// Once a term, and after the clock went back: what waits may wait for a time of another clock.
-    async fn keep_sound(&mut self, term: &mut Term, lease: &Lease) {
+    /// Once a term, and after the clock went back: what waits may wait for a time of another clock, or
+    /// of an older edition of the time zones. Says whether there is more to look at.
+    async fn keep_sound(&mut self, term: &mut Term, lease: &Lease) -> bool {
         let now = lease.now();
-        match term.sound_until {
-            Some(until) if !is_step_back(until, now) => term.sound_until = Some(until.max(now)),
-            _ => match self.table.settle(now).await {
-                Ok(mended) => {
-                    term.sound_until = Some(now);
-                    if mended > 0 {
-                        tracing::info!(mended, "schedules wait for another time than they did");
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "the scheduler cannot look at what waits"),
-            },
+        let seen = match &term.soundness {
+            Soundness::At(before) if !is_step_back(*before, now) => {
+                term.soundness = Soundness::At(now.max(*before));
+                return false;
+            }
+            Soundness::At(_) => "",
+            Soundness::Seen(name) => name.as_str(),
+        };
+        match self.table.settle(now, seen).await {
+            Ok(Some(last)) => term.soundness = Soundness::Seen(last),
+            Ok(None) => term.soundness = Soundness::At(now),
+            Err(error) => tracing::warn!(%error, "the scheduler cannot look at what waits"),
         }
+        matches!(term.soundness, Soundness::Seen(_))
     }
 
     fn tell_published(&self, run: &Settled, receipt: &Receipt, now: Timestamp) {

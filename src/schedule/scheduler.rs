@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::{Either, select};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::leader::Leader;
 use super::lease::{Answer, Candidate, Clock, Lease, RENEWAL};
@@ -24,6 +24,8 @@ use crate::{Error, TaskId};
 
 /// Who stands by looks at the lease when it is to run out, and a moment later.
 const AFTER_THE_END: Duration = Duration::from_millis(20);
+/// How long what is under way has to end when the scheduler is told to stop.
+const LONGEST_STOP: Duration = Duration::from_secs(10);
 /// The pause after the database could not be asked.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -91,21 +93,27 @@ impl Scheduler {
             publisher: self.publisher.clone(),
             observers: self.observers.clone(),
         };
-        let (held, _) = watch::channel(None);
-        let running = async {
-            self.declare().await?;
-            self.campaign(&mut candidate, &mut leader, &held).await
+        let mut shutdown = pin!(shutdown);
+        match select(pin!(self.declare()), shutdown.as_mut()).await {
+            Either::Left((declared, _)) => declared?,
+            Either::Right(_) => return Ok(()),
+        }
+        let (stop, stopping) = watch::channel(false);
+        let ended = {
+            let mut campaign = pin!(self.campaign(&mut candidate, &mut leader, stopping));
+            match select(campaign.as_mut(), shutdown).await {
+                Either::Left((ended, _)) => ended,
+                Either::Right(_) => {
+                    stop.send_replace(true);
+                    timeout(LONGEST_STOP, campaign).await.unwrap_or(Ok(None))
+                }
+            }
         };
-        let ended = match select(pin!(running), pin!(shutdown)).await {
-            Either::Left((ended, _)) => ended,
-            Either::Right(_) => Ok(()),
-        };
-        let lease = held.borrow().clone();
-        if let Some(lease) = lease {
+        if let Some(lease) = ended? {
             candidate.give_up(lease.epoch).await;
             self.tell(&lease, false);
         }
-        ended
+        Ok(())
     }
 
     /// Brings the file's schedules into the database, as soon as that is there.
@@ -139,37 +147,40 @@ impl Scheduler {
         }
     }
 
-    /// Stands by and leads in turn. `held` has the lease while there is one.
+    /// Stands by and leads in turn until it is told to stop, and gives the lease that it then holds.
     async fn campaign(
         &self,
         candidate: &mut Candidate,
         leader: &mut Leader,
-        held: &watch::Sender<Option<Lease>>,
-    ) -> Result<(), Error> {
-        loop {
-            match candidate.ask().await {
+        mut stopping: watch::Receiver<bool>,
+    ) -> Result<Option<Lease>, Error> {
+        while !*stopping.borrow() {
+            let pause = match candidate.ask().await {
                 Ok(Answer::Leads(lease)) => {
                     self.tell(&lease, true);
-                    held.send_replace(Some(lease.clone()));
                     let (renewed, latest) = watch::channel(lease.clone());
                     let renewing = pin!(renew(candidate, &renewed));
-                    let leading = pin!(leader.lead(&latest));
-                    let ended = match select(renewing, leading).await {
-                        Either::Left((ended, _)) => ended,
-                        Either::Right(((), _)) => Ok(()),
-                    };
-                    held.send_replace(None);
-                    self.tell(&lease, false);
-                    ended?;
+                    let leading = pin!(leader.lead(&latest, &stopping));
+                    match select(renewing, leading).await {
+                        Either::Left((ended, _)) => {
+                            self.tell(&lease, false);
+                            ended?;
+                        }
+                        Either::Right(_) => return Ok(Some(lease)),
+                    }
+                    Duration::ZERO
                 }
-                Ok(Answer::Follows(rest)) => sleep((rest + AFTER_THE_END).min(RENEWAL)).await,
+                Ok(Answer::Follows(rest)) => (rest + AFTER_THE_END).min(RENEWAL),
                 Err(error) if error.is_transient() => {
                     tracing::warn!(%error, "the scheduler cannot ask who leads");
-                    sleep(RETRY).await;
+                    RETRY
                 }
                 Err(error) => return Err(error),
-            }
+            };
+            // Told to stop, it need not wait.
+            let _ = timeout(pause, stopping.changed()).await;
         }
+        Ok(None)
     }
 
     fn tell(&self, lease: &Lease, leads: bool) {

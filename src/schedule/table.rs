@@ -16,8 +16,6 @@ use crate::topology::Schedule;
 
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long it may take to look at all schedules.
-const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How many schedules one look finds.
 pub(super) const BATCH: usize = 500;
 
@@ -61,7 +59,7 @@ RETURNING s.name";
 
 const WAITING: &str = "
 SELECT name, definition::text, next_due, last_due FROM tierline.schedules
-WHERE app = $1 AND next_due > $2";
+WHERE app = $1 AND name > $2 AND next_due > $3 ORDER BY name LIMIT $4";
 
 const SETTLE: &str = "
 UPDATE tierline.schedules AS s SET next_due = n.next_due
@@ -174,47 +172,58 @@ impl Table {
         self.line.within(LIMIT, "move schedules on", advance).await
     }
 
-    /// Mends what waits for a time that is not its next, by this clock and these time zones.
-    pub(super) async fn settle(&mut self, now: Timestamp) -> Result<u64, Error> {
-        let query = sqlx::query(WAITING).bind(&self.app).bind(to_database(now));
+    /// Mends what waits for a time that is not its next, by this clock and these time zones: a batch
+    /// of those whose names come after `seen`. Gives the last name, if there may be more.
+    pub(super) async fn settle(
+        &mut self,
+        now: Timestamp,
+        seen: &str,
+    ) -> Result<Option<String>, Error> {
+        let query = sqlx::query(WAITING)
+            .bind(&self.app)
+            .bind(seen)
+            .bind(to_database(now))
+            .bind(i64::try_from(BATCH).unwrap_or(i64::MAX));
         let load = async |connection: &mut sqlx::PgConnection| {
             let rows = connection.fetch_all(query).await?;
             let read = |row: &PgRow| {
                 let place = (state::definition(row)?, time(row, "next_due")?);
-                Ok((place, time(row, "last_due")?))
+                let name: String = row.try_get("name")?;
+                Ok((name, place, time(row, "last_due")?))
             };
             rows.iter()
                 .map(read)
                 .collect::<Result<Vec<_>, sqlx::Error>>()
         };
-        let tried = "settle the schedules";
-        let waiting = self.line.within(SETTLE_LIMIT, tried, load).await?;
+        let tried = "look at what waits";
+        let waiting = self.line.within(LIMIT, tried, load).await?;
+        let full = waiting.get(BATCH - 1).map(|(name, ..)| name.clone());
         let (mut names, mut expected, mut next) = (Vec::new(), Vec::new(), Vec::new());
-        for (place, last_due) in waiting {
+        for (_, place, last_due) in waiting {
             let Some((schedule, next_due)) = readable(place) else {
                 continue;
             };
             if let Some(settled) = due::settle(&schedule, next_due, last_due, now) {
+                tracing::info!(
+                    schedule = schedule.name,
+                    "it waits for another time than it did"
+                );
                 names.push(schedule.name);
                 expected.push(to_database(next_due));
                 next.push(settled.map(to_database));
             }
         }
-        if names.is_empty() {
-            return Ok(0);
+        if !names.is_empty() {
+            let query = sqlx::query(SETTLE)
+                .bind(&self.app)
+                .bind(names)
+                .bind(expected)
+                .bind(next);
+            let settle =
+                async |connection: &mut sqlx::PgConnection| connection.execute(query).await;
+            self.line.within(LIMIT, tried, settle).await?;
         }
-        let query = sqlx::query(SETTLE)
-            .bind(&self.app)
-            .bind(names)
-            .bind(expected)
-            .bind(next);
-        let settle = async |connection: &mut sqlx::PgConnection| {
-            connection
-                .execute(query)
-                .await
-                .map(|done| done.rows_affected())
-        };
-        self.line.within(SETTLE_LIMIT, tried, settle).await
+        Ok(full)
     }
 }
 

@@ -27,12 +27,12 @@ use wall::Wall;
 /// assert!(Timing::cron("0 0 30 2 *", "UTC").is_err(), "February has no 30th");
 /// # Ok::<(), tierline::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Timing {
     pub(crate) kind: Kind,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) enum Kind {
     Cron {
         expression: String,
@@ -231,6 +231,13 @@ impl Timing {
             }
         }
         shortest
+    }
+}
+
+/// As it is shown: all that a parsed expression holds would fill pages.
+impl std::fmt::Debug for Timing {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Timing({self})")
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod broker_down;
+mod half_open;
 mod leaders;
 mod missed;
 mod run_time;

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::{Offset, TimeZone};
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Wall {
     pattern: Box<Cron>,
     zone: TimeZone,

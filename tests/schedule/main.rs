@@ -1,6 +1,6 @@
 //! The schedule room, against real servers.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 mod broker_down;
 mod half_open;

@@ -71,12 +71,15 @@ use std::sync::Arc;
 pub use broker::BrokerSettings;
 pub use group::{Group, Order};
 pub use names::Names;
+#[cfg(feature = "postgres")]
 pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
 pub use timing::Timing;
-pub(crate) use units::{parse_duration, show_duration};
+pub(crate) use units::parse_duration;
+#[cfg(feature = "postgres")]
+pub(crate) use units::show_duration;
 
 use crate::Error;
 use file::Content;

@@ -195,8 +195,8 @@ impl Timing {
         }
     }
 
-    #[cfg(any(feature = "postgres", test))]
     /// How many runs there are from `first`, itself a run, until `last`; at most `most`.
+    #[cfg(any(feature = "postgres", test))]
     pub(crate) fn count(&self, first: Timestamp, last: Timestamp, name: &str, most: u64) -> u64 {
         if let Kind::Every(every) = &self.kind {
             let span = last.as_millisecond() - first.as_millisecond();

@@ -177,3 +177,18 @@ async fn a_leader_that_lost_its_lease_does_not_move_the_state() {
     assert_eq!((after.next_due, after.published), (before.next_due, 0));
     running.stop().await;
 }
+
+#[tokio::test]
+async fn schedules_go_on_after_the_database_has_cut_every_connection() {
+    let world = World::new().await;
+    let mut app = world.app(map(EVERY_SECOND)).await;
+    let running = app.start();
+    app.hears_published().await;
+    for _ in 0..3 {
+        world.database.kill_connections().await.unwrap();
+        app.heard_so_far();
+        app.hears_published().await;
+        app.hears_published().await;
+    }
+    running.stop().await;
+}

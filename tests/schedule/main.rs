@@ -4,6 +4,7 @@
 
 mod broker_down;
 mod half_open;
+mod late;
 mod leaders;
 mod missed;
 mod run_time;

@@ -8,8 +8,14 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::broker::{Connection, Severity, apply, doctor};
+#[cfg(feature = "postgres")]
+use crate::database::Database;
+#[cfg(feature = "postgres")]
+use crate::dead::{Collector, DeadLetters, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::{Publisher, TraceContext};
+#[cfg(feature = "postgres")]
+use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -37,6 +43,8 @@ use crate::work::{Worker, WorkerParts};
 pub struct Tierline {
     publisher: Publisher,
     work: WorkerParts,
+    #[cfg(feature = "postgres")]
+    letters: Option<DeadLetters>,
 }
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -55,6 +63,10 @@ pub enum OnConnect {
 pub struct Builder {
     topology: Topology,
     urls: Vec<String>,
+    #[cfg(feature = "postgres")]
+    postgres: Option<String>,
+    #[cfg(feature = "postgres")]
+    triage: Triage,
     name: String,
     on_connect: OnConnect,
     publish_connections: usize,
@@ -75,6 +87,10 @@ impl Tierline {
             name: format!("tierline {}", topology.app()),
             topology,
             urls: Vec::new(),
+            #[cfg(feature = "postgres")]
+            postgres: None,
+            #[cfg(feature = "postgres")]
+            triage: Triage::default(),
             on_connect: OnConnect::default(),
             publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
@@ -107,6 +123,74 @@ impl Tierline {
         self.publisher.publish_many(requests)
     }
 
+    /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn scheduler(&self) -> Result<Scheduler, Error> {
+        Ok(Scheduler::new(
+            self.work.topology.clone(),
+            self.log("run the scheduler")?.database().clone(),
+            self.publisher(),
+            self.work.observers.clone(),
+            &self.work.connection_name,
+        ))
+    }
+
+    /// The schedules: list, pause, resume, run, change.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn schedules(&self) -> Result<Schedules, Error> {
+        let database = self.log("use the schedules")?.database();
+        let schedules = Schedules::new(self.work.topology.clone(), database.clone());
+        let schedules = schedules.by(&self.work.connection_name);
+        Ok(schedules.publisher(self.publisher()))
+    }
+
+    /// The app's database.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn database(&self) -> Result<&Database, Error> {
+        Ok(self.log("use the database")?.database())
+    }
+
+    /// The log of dead letters: list, group, redrive, discard.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
+        self.log("use the log of dead letters").cloned()
+    }
+
+    /// What takes dead letters from their queues into the log, on a connection of its own.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn collector(&self) -> Result<Collector, Error> {
+        let database = self.log("collect dead letters")?.database();
+        Ok(Collector::new(
+            self.work.topology.clone(),
+            self.work.urls.clone(),
+            &self.work.connection_name,
+            database.clone(),
+            self.work.observers.clone(),
+        ))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
+        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
+            tried: tried.into(),
+        })
+    }
+
     /// A worker for these groups of the map: a pool of slots for each. It begins with
     /// [`until`](Worker::until).
     ///
@@ -136,6 +220,20 @@ impl Builder {
     pub fn amqp(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
+    }
+
+    /// The URL of the database for dead letters; see [`Database::new`]. It need not be up when the
+    /// app connects. Prepare it once with [`Database::migrate`] or `tierline migrate`.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(mut self, url: impl Into<String>) -> Self {
+        self.postgres = Some(url.into());
+        self
+    }
+
+    /// How dead letters are assessed. Default: by the rules that come with tierline.
+    #[cfg(feature = "postgres")]
+    pub fn triage(self, triage: Triage) -> Self {
+        Self { triage, ..self }
     }
 
     /// What to do about the broker's queues and exchanges. Default: [`OnConnect::Apply`].
@@ -218,12 +316,16 @@ impl Builder {
     /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
     ///
     /// # Errors
-    /// As [`Connection::open`], [`apply`] and [`doctor`]; [`Error::NotVerified`] where something is
+    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
     /// missing and must not be declared.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
             topology,
             mut urls,
+            #[cfg(feature = "postgres")]
+            postgres,
+            #[cfg(feature = "postgres")]
+            triage,
             name,
             on_connect,
             publish_connections,
@@ -233,6 +335,8 @@ impl Builder {
             version,
             trace,
         } = self;
+        #[cfg(feature = "postgres")]
+        let database = postgres.as_deref().map(Database::new).transpose()?;
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
             OnConnect::Apply => {
@@ -262,9 +366,15 @@ impl Builder {
             observers.clone(),
             trace,
         );
+        #[cfg(feature = "postgres")]
+        let letters = database.map(|database| {
+            DeadLetters::new(topology.clone(), database, publisher.clone(), triage)
+        });
         let registry = registry.map_or_else(Registry::collected, Ok);
         Ok(Tierline {
             publisher: publisher.clone(),
+            #[cfg(feature = "postgres")]
+            letters,
             work: WorkerParts {
                 topology,
                 urls,
@@ -289,6 +399,7 @@ impl fmt::Debug for Tierline {
     }
 }
 
+/// Without the URLs: they may hold passwords.
 impl fmt::Debug for Builder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Builder")

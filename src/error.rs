@@ -317,6 +317,125 @@ pub enum Error {
     )]
     NotVerified(Box<Report>),
 
+    /// A schedule cannot be as it was asked for.
+    #[error("schedule {schedule:?}: {problem}")]
+    InvalidSchedule {
+        /// The schedule, or the part of it that is wrong.
+        schedule: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// The app has no schedule of that name.
+    #[error("there is no schedule {schedule:?}{}", near.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
+    UnknownSchedule {
+        /// The name that was given.
+        schedule: Box<str>,
+        /// A schedule of nearly that name.
+        near: Option<Box<str>>,
+    },
+
+    /// The URL of the database cannot be read. It is not shown, because it may hold a password.
+    #[error(
+        "cannot read the URL of the database: {problem}; write \
+         postgres://user:password@host:5432/database"
+    )]
+    InvalidDatabaseUrl {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// Something needs a database, and the app has none.
+    #[error("cannot {tried}: no database was given; call .postgres(…) on the builder")]
+    NoDatabase {
+        /// What was tried.
+        tried: Box<str>,
+    },
+
+    /// There is no connection to the database, or none was free in time.
+    #[error(
+        "cannot {tried}: no connection to {address}: {cause}; is Postgres running, and is this its \
+         address?"
+    )]
+    DatabaseUnreachable {
+        /// What was tried.
+        tried: Box<str>,
+        /// Where it was tried, without the credentials.
+        address: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The connection to the database was lost on the way, or the database gave up for now. What was
+    /// asked for may have been done or not.
+    #[error("cannot {tried}: {cause}; check Postgres, and try again")]
+    DatabaseFailed {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What happened.
+        cause: Box<str>,
+    },
+
+    /// The database refuses what was asked, and will again.
+    #[error("cannot {tried}: Postgres says {cause:?}")]
+    DatabaseRefused {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What Postgres says.
+        cause: Box<str>,
+    },
+
+    /// The database lacks tables or columns of ours.
+    #[error(
+        "cannot {tried}: the database is not prepared ({cause}); run `tierline migrate`, or call \
+         Database::migrate"
+    )]
+    NotMigrated {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// What is missing.
+        cause: Box<str>,
+    },
+
+    /// A filter, a page or another setting of a query cannot be used. Nothing was changed.
+    #[error("cannot use this filter: {problem}")]
+    InvalidFilter {
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// There is no dead letter of this number in the app's log.
+    #[error("there is no dead letter {id}; it may be past its retention")]
+    DeadLetterNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this dead letter. It is as before.
+    #[error("dead letter {id} is left as it is: {problem}")]
+    DeadLetterRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
+    /// There is no operation of this number in the app's log.
+    #[error("there is no operation {id}")]
+    BulkNotFound {
+        /// The number.
+        id: i64,
+    },
+
+    /// What was asked cannot be done to this operation.
+    #[error("operation {id} is left as it is: {problem}")]
+    BulkRefused {
+        /// Its number.
+        id: i64,
+        /// Why.
+        problem: Box<str>,
+    },
+
     /// A worker was asked to serve a group that the map does not have.
     #[error("there is no group {group:?} in the map; its groups are {known}")]
     UnknownGroup {
@@ -348,6 +467,16 @@ pub enum Error {
     #[error(transparent)]
     Shared(Arc<Error>),
 
+    /// The token of the admin API cannot be used. It is not shown.
+    #[error(
+        "cannot use the token of the admin API: it must have at least {shortest} bytes and no spaces \
+         around it; draw one with `openssl rand -hex 32`"
+    )]
+    InvalidToken {
+        /// How many bytes it must have.
+        shortest: usize,
+    },
+
     /// A span of time was given as text that cannot be read.
     #[error("cannot read {text:?} as a span of time: {problem}")]
     InvalidDuration {
@@ -378,7 +507,9 @@ impl Error {
             | Error::NotConnected { .. }
             | Error::Unconfirmed { .. }
             | Error::BrokerFailed { .. }
-            | Error::ManagementFailed { .. } => true,
+            | Error::ManagementFailed { .. }
+            | Error::DatabaseUnreachable { .. }
+            | Error::DatabaseFailed { .. } => true,
             Error::Shared(error) => error.is_transient(),
             Error::InvalidTopology(_)
             | Error::UnknownGroup { .. }
@@ -406,6 +537,18 @@ impl Error {
             | Error::SoftTimeoutTooLong { .. }
             | Error::PayloadNotEncodable { .. }
             | Error::UnmappedTask { .. }
+            | Error::InvalidSchedule { .. }
+            | Error::UnknownSchedule { .. }
+            | Error::InvalidDatabaseUrl { .. }
+            | Error::NoDatabase { .. }
+            | Error::DatabaseRefused { .. }
+            | Error::NotMigrated { .. }
+            | Error::InvalidFilter { .. }
+            | Error::DeadLetterNotFound { .. }
+            | Error::DeadLetterRefused { .. }
+            | Error::BulkNotFound { .. }
+            | Error::BulkRefused { .. }
+            | Error::InvalidToken { .. }
             | Error::InvalidDuration { .. } => false,
         }
     }

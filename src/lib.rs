@@ -11,18 +11,32 @@ pub mod message;
 
 pub mod observe;
 
+#[cfg(feature = "postgres")]
+pub mod database;
+
 pub mod broker;
 
 pub mod publish;
 
 pub mod work;
 
+#[cfg(feature = "postgres")]
+pub mod dead;
+
+#[cfg(feature = "postgres")]
+pub mod schedule;
+
 mod app;
+
+#[cfg(feature = "admin")]
+pub mod admin;
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
+#[cfg(feature = "postgres")]
+pub use database::Database;
 pub use error::{Error, LimitsTooLong};
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,

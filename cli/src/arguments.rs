@@ -16,9 +16,9 @@ pub(crate) struct Arguments {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well
-  1  the file has mistakes, the broker differs from it, or the broker refuses it
-  2  the command line is wrong
-  3  the broker or its management API cannot be reached or lets nobody in
+  1  the file has mistakes, the broker differs from it, or it refuses what was asked
+  2  the command line is wrong, or a confirmation is missing
+  3  the broker, its management API or the database cannot be reached or lets nobody in
 
 Results go to standard output, errors to standard error. With --json the result, or the error, is
 one JSON document on standard output.";
@@ -28,6 +28,29 @@ pub(crate) enum Command {
     /// Work with the file that maps every task to a tier
     #[command(subcommand)]
     Topology(Topology),
+
+    /// Work with dead letters: list, group, redrive, discard
+    #[command(subcommand)]
+    Dlq(Dlq),
+
+    /// Work with schedules: list, next, run, pause, resume
+    #[command(subcommand)]
+    Schedule(crate::schedule::arguments::Schedule),
+
+    /// Prepare the database, or bring it to what this release needs
+    #[command(after_help = "\
+Everything is in the schema `tierline`. Many may migrate at once; where nothing is missing, nothing
+happens. The user needs the right to create a schema in the database, once.
+
+Example:
+  tierline migrate --postgres postgres://admin:secret@host/hotel")]
+    Migrate {
+        #[command(flatten)]
+        database: Database,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -128,6 +151,195 @@ Examples:
         #[arg(long)]
         permissions: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Dlq {
+    /// List dead letters, those that died last first
+    #[command(after_help = "\
+Examples:
+  tierline dlq list topology/hotel.toml --tier critical --since 24h
+  tierline dlq list topology/hotel.toml --text 'connection refused' --since 1h --json")]
+    List {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        filter: Filter,
+        /// How many at most
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=500))]
+        limit: u16,
+        /// Go on where the page before ended
+        #[arg(long, value_name = "CURSOR")]
+        after: Option<String>,
+    },
+
+    /// Show all that is known of a dead letter
+    Show {
+        #[command(flatten)]
+        log: Log,
+        /// Its number
+        #[arg(value_name = "ID")]
+        id: i64,
+    },
+
+    /// Show failures that are the same, with their probable cause and what to do
+    #[command(after_help = "\
+Example:
+  tierline dlq groups topology/hotel.toml --since 24h")]
+    Groups {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        filter: Filter,
+        /// How many at most
+        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=500))]
+        limit: u16,
+    },
+
+    /// Show how many dead letters each tier has
+    Tiers {
+        #[command(flatten)]
+        log: Log,
+    },
+
+    /// Publish dead letters again: one by its number, or all that are dead and that a filter means
+    #[command(after_help = "\
+Each goes to the tier that the file gives its task today, is confirmed, and then marked. What was
+redriven already is left alone: if it died again, that is a new dead letter.
+
+Examples:
+  tierline dlq redrive topology/hotel.toml 4711 --because 'customer asked'
+  tierline dlq redrive topology/hotel.toml --fingerprint 696d4bea8bd92d42 --canary 10 --rate 50
+  tierline dlq redrive topology/hotel.toml --resume 3")]
+    Redrive {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        broker: Broker,
+        #[command(flatten)]
+        operator: Operator,
+        /// The number of one dead letter
+        #[arg(value_name = "ID")]
+        id: Option<i64>,
+        #[command(flatten)]
+        filter: Filter,
+        /// At most so many a second
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        rate: Option<u32>,
+        /// Redrive so many first, and the rest only when enough of them succeed
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        canary: Option<u32>,
+        /// The share of the canary that must succeed, from 0 to 1
+        #[arg(long, value_name = "SHARE", default_value_t = 0.9, requires = "canary")]
+        canary_success: f64,
+        /// How long to wait for the canary
+        #[arg(long, value_name = "TIME", default_value = "10m", requires = "canary")]
+        canary_wait: String,
+        /// Go on with a redrive that was stopped or whose process died
+        #[arg(long, value_name = "OPERATION", conflicts_with_all = ["id", "canary", "rate"])]
+        resume: Option<i64>,
+        /// Tell a redrive to stop, wherever it runs
+        #[arg(long, value_name = "OPERATION", conflicts_with_all = ["id", "canary", "rate", "resume"])]
+        stop: Option<i64>,
+    },
+
+    /// Mark dead letters as not needed: one by its number, or all that a filter means
+    Discard {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        operator: Operator,
+        /// The number of one dead letter
+        #[arg(value_name = "ID")]
+        id: Option<i64>,
+        #[command(flatten)]
+        filter: Filter,
+    },
+
+    /// Delete rows from the log: all that a filter means, whatever their state
+    Purge {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        operator: Operator,
+        #[command(flatten)]
+        filter: Filter,
+    },
+}
+
+impl Dlq {
+    pub(crate) fn log(&self) -> &Log {
+        match self {
+            Dlq::List { log, .. }
+            | Dlq::Show { log, .. }
+            | Dlq::Groups { log, .. }
+            | Dlq::Tiers { log }
+            | Dlq::Redrive { log, .. }
+            | Dlq::Discard { log, .. }
+            | Dlq::Purge { log, .. } => log,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Log {
+    #[command(flatten)]
+    pub(crate) input: Input,
+    #[command(flatten)]
+    pub(crate) database: Database,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Database {
+    /// The database: postgres://user:password@host:5432/database
+    #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
+    pub(crate) postgres: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Operator {
+    /// Who does it, for the record
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
+    pub(crate) by: String,
+    /// Why, for the record
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) because: String,
+    /// Do it without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Filter {
+    /// Those that this tier gave up; "unrouted": what found no tier
+    #[arg(long)]
+    pub(crate) tier: Option<String>,
+    /// Those of this task
+    #[arg(long, value_name = "NAME")]
+    pub(crate) task: Option<String>,
+    /// Those that died of this, such as "retries exhausted"
+    #[arg(long)]
+    pub(crate) reason: Option<tierline::dead::Reason>,
+    /// Those of this group of failures
+    #[arg(long)]
+    pub(crate) fingerprint: Option<String>,
+    /// Those in this state: dead, redriving, redriven or discarded
+    #[arg(long)]
+    pub(crate) state: Option<tierline::dead::State>,
+    /// Those that died then or later: 24h for so long ago, or 2026-01-31T10:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// Those that died before: likewise
+    #[arg(long, value_name = "TIME")]
+    pub(crate) until: Option<String>,
+    /// Those with this text in error, id or payload; needs --since
+    #[arg(long)]
+    pub(crate) text: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,10 @@
 //! The `tierline` command.
 
 mod arguments;
+mod dlq;
 mod output;
+mod schedule;
+mod table;
 mod topology;
 
 use std::process::ExitCode;
@@ -9,10 +12,16 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use arguments::{Arguments, Command};
+use output::Failure;
 
 fn main() -> ExitCode {
-    let Command::Topology(command) = Arguments::parse().command;
-    let json = command.input().json;
+    let command = Arguments::parse().command;
+    let json = match &command {
+        Command::Topology(command) => command.input().json,
+        Command::Dlq(command) => command.log().input.json,
+        Command::Schedule(command) => command.input().json,
+        Command::Migrate { json, .. } => *json,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -23,8 +32,16 @@ fn main() -> ExitCode {
             return ExitCode::from(output::BROKEN);
         }
     };
-    match runtime.block_on(topology::run(command)) {
+    let running = async {
+        match command {
+            Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
+            Command::Dlq(command) => dlq::run(command).await,
+            Command::Schedule(command) => schedule::run(command).await.map_err(Failure::from),
+            Command::Migrate { database, .. } => dlq::migrate(&database).await,
+        }
+    };
+    match runtime.block_on(running) {
         Ok(result) => output::print(&result, json),
-        Err(error) => output::fail(&error, json),
+        Err(failure) => output::fail(&failure, json),
     }
 }

@@ -8,7 +8,9 @@ use tierline::Error;
 
 /// Something is wrong with the file, or with the broker in the light of it.
 pub(crate) const WRONG: u8 = 1;
-/// The broker could not be asked.
+/// The command line is wrong, or a confirmation is missing.
+pub(crate) const MISUSED: u8 = 2;
+/// The broker or the database could not be asked.
 pub(crate) const BROKEN: u8 = 3;
 
 /// The result of a command, in both forms.
@@ -45,13 +47,32 @@ pub(crate) fn print(output: &Output, json: bool) -> ExitCode {
     }
 }
 
-pub(crate) fn fail(error: &Error, json: bool) -> ExitCode {
+/// Why a command did not do what it should.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The library says so.
+    Failed(Error),
+    /// The command was not used as it should be.
+    Misused(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
+    let (description, text, code) = match failure {
+        Failure::Failed(error) => (describe(error), error.to_string(), code(error)),
+        Failure::Misused(problem) => (json!({ "error": problem }), problem.clone(), MISUSED),
+    };
     if json {
         // The error is told on standard error and by the code too.
-        let _ = write_json(&describe(error));
+        let _ = write_json(&description);
     }
-    eprintln!("{error}");
-    ExitCode::from(code(error))
+    eprintln!("{text}");
+    ExitCode::from(code)
 }
 
 fn describe(error: &Error) -> Value {
@@ -71,6 +92,8 @@ fn code(error: &Error) -> u8 {
         | Error::BrokerFailed { .. }
         | Error::ManagementFailed { .. }
         | Error::LoginRefused { .. }
+        | Error::DatabaseUnreachable { .. }
+        | Error::DatabaseFailed { .. }
         | Error::VirtualHostRefused { .. } => BROKEN,
         _ => WRONG,
     }

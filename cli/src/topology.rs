@@ -51,10 +51,15 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
 fn check(topology: &Topology) -> Output {
     let (app, tiers) = (topology.app(), topology.tiers().len());
     let (groups, tasks) = (topology.groups().len(), topology.tasks().len());
-    Output::well(
-        format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks"),
-        json!({ "app": app, "tiers": tiers, "groups": groups, "tasks": tasks }),
-    )
+    let schedules = topology.schedules().len();
+    let mut text = format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks");
+    if schedules > 0 {
+        text += &format!(", {schedules} schedules");
+    }
+    let json = json!({
+        "app": app, "tiers": tiers, "groups": groups, "tasks": tasks, "schedules": schedules,
+    });
+    Output::well(text, json)
 }
 
 async fn run_apply(

@@ -54,7 +54,10 @@ impl Drop for File {
 fn check_counts_what_is_in_a_file() {
     let (code, out, err) = run(&["check", HOTEL]);
     assert_eq!((code, err.as_str()), (0, ""));
-    assert_eq!(out, "hotel is well: 6 tiers, 4 groups, 75 tasks\n");
+    assert_eq!(
+        out,
+        "hotel is well: 6 tiers, 4 groups, 75 tasks, 4 schedules\n"
+    );
 }
 
 const SEVEN_MISTAKES: &str = r#"app = "ho tel"

@@ -501,7 +501,7 @@ pub(crate) fn number(properties: &BasicProperties, name: &str) -> Option<i64> {
 }
 
 /// A number of any width: clients of other languages choose for themselves.
-fn integer(value: Option<&AMQPValue>) -> Option<i64> {
+pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
         AMQPValue::ShortShortInt(number) => Some((*number).into()),
         AMQPValue::ShortShortUInt(number) => Some((*number).into()),
@@ -514,7 +514,7 @@ fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     }
 }
 
-fn text(value: &AMQPValue) -> Option<String> {
+pub(crate) fn text(value: &AMQPValue) -> Option<String> {
     match value {
         AMQPValue::LongString(text) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
         AMQPValue::ShortString(text) => Some(text.as_str().to_owned()),
@@ -522,7 +522,7 @@ fn text(value: &AMQPValue) -> Option<String> {
     }
 }
 
-fn milliseconds(time: SystemTime) -> i64 {
+pub(crate) fn milliseconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::message::{DeadReason, Failure};
 use crate::task::TaskId;
@@ -138,10 +138,62 @@ pub enum Event<'a> {
         /// What happened: the broker cancelled the consumer or closed its channel, say.
         cause: &'a str,
     },
+    /// Dead letters were logged in the database, and are out of their queues.
+    Collected {
+        /// How many rows are new.
+        count: u64,
+        /// How many were in the log already, from a try whose end was not seen.
+        repeated: u64,
+    },
+    /// Dead letters could not be logged. They stay in their queues, and it is tried again.
+    CollectFailed {
+        /// What happened.
+        cause: &'a str,
+    },
+    /// More messages of a tier died than the collector's limit allows.
+    DeadLettersGrow {
+        /// The tier.
+        tier: &'a str,
+        /// How many died.
+        count: u64,
+        /// Within which span of time.
+        within: Duration,
+    },
     /// A tier's queue was gone, and was declared again. What had been in it is lost.
     Redeclared {
         /// The tier.
         tier: &'a str,
+    },
+
+    /// A run of a schedule is stored by the broker.
+    SchedulePublished {
+        /// The schedule's name.
+        schedule: &'a str,
+        /// The run's identifier.
+        id: &'a TaskId,
+        /// When it was due.
+        due: SystemTime,
+        /// How much later it was published.
+        late: Duration,
+    },
+    /// Runs of a schedule were given up: newer ones were due, they had expired, or no scheduler was
+    /// running when they were due.
+    ScheduleMissed {
+        /// The schedule's name.
+        schedule: &'a str,
+        /// How many runs.
+        count: u64,
+        /// When the latest run was due, which may have been published.
+        last_due: SystemTime,
+    },
+    /// This process has begun or ceased to lead the schedules.
+    LeaderChanged {
+        /// Whether it leads now.
+        leads: bool,
+        /// The number of its term of office, which rises with every change of leader.
+        epoch: u64,
+        /// At the beginning of a term: how long ago the last leader was last seen.
+        gap: Duration,
     },
 }
 

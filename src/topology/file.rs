@@ -11,6 +11,7 @@ use super::group::{self, Group};
 use super::names::{self, Names};
 use super::problem::InvalidTopology;
 use super::reader::{At, Reader, quoted};
+use super::schedule::{self, Schedule};
 use super::source::Source;
 use super::task::{self, Route};
 use super::tier::{self, Tier};
@@ -26,6 +27,7 @@ pub(super) struct Content {
     pub(super) routes: Vec<Route>,
     /// Where in `routes` each task is.
     pub(super) route_index: HashMap<String, usize>,
+    pub(super) schedules: Vec<Schedule>,
 }
 
 pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Content, InvalidTopology> {
@@ -59,6 +61,7 @@ fn read_sections(root: &DeTable<'_>, source: &Source<'_>) -> Content {
     let tiers = tier::read(&mut root, app.as_deref());
     let groups = group::read(&mut root, app.as_deref(), &tiers);
     let routes = task::read(&mut root, &tiers);
+    let schedules = schedule::read(&mut root, &routes);
     root.finish(&[
         (
             "app",
@@ -88,6 +91,7 @@ fn read_sections(root: &DeTable<'_>, source: &Source<'_>) -> Content {
             .map(|(index, route)| (route.task.clone(), index))
             .collect(),
         routes,
+        schedules,
     }
 }
 

@@ -33,6 +33,14 @@
 //! | `prefetch` | messages of a tier held per slot, the running one included | 1 to 65535, times `concurrency` at most 65535 | 1 |
 //! | **`[tasks]`** | every task's one home | required, may be empty | |
 //! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority 5 |
+//! | **`[schedules.NAME]`** | a task that comes due by itself | | |
+//! | `task` | the task to publish | a name in `[tasks]` | required |
+//! | `cron` | when: minute, hour, day, month, weekday, with the second before them if there are six | a cron expression that fits some day | this or `every` |
+//! | `timezone` | whose clock `cron` goes by | a name of the IANA database | `"UTC"` |
+//! | `every` | when: again and again after this time | `"1s"` to `"366d"` | this or `cron` |
+//! | `payload` | the payload of every run | any value | `null` |
+//! | `expires` | how long after its due time a run is worth running | `"1s"` to the shortest time between two runs, or a minute | required |
+//! | `missed` | what becomes of runs that came due while no scheduler ran | `"skip"`, `"once"` | `"skip"` |
 //!
 //! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`) in whole milliseconds: `"100ms"`,
 //! `"1h30m"`. Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
@@ -48,9 +56,11 @@ mod names;
 pub mod plan;
 pub mod problem;
 mod reader;
+pub(crate) mod schedule;
 mod source;
 mod task;
 mod tier;
+pub(crate) mod timing;
 mod units;
 
 use std::fs::File;
@@ -61,9 +71,15 @@ use std::sync::Arc;
 pub use broker::BrokerSettings;
 pub use group::{Group, Order};
 pub use names::Names;
+#[cfg(feature = "postgres")]
+pub(crate) use reader::near_miss;
+pub use schedule::{Missed, Schedule};
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
+pub use timing::Timing;
 pub(crate) use units::parse_duration;
+#[cfg(feature = "postgres")]
+pub(crate) use units::show_duration;
 
 use crate::Error;
 use file::Content;
@@ -177,6 +193,11 @@ impl Topology {
     /// Every task with its home, in the order of the file.
     pub fn tasks(&self) -> &[Route] {
         &self.content.routes
+    }
+
+    /// The schedules, in the order of the file.
+    pub fn schedules(&self) -> &[Schedule] {
+        &self.content.schedules
     }
 
     /// The home of the task of that name. `None`: it can be neither published nor run.

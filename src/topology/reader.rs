@@ -175,6 +175,12 @@ impl<'f> Reader<'f> {
         Some(texts)
     }
 
+    /// The value under `key`, whatever it is.
+    pub(super) fn value(&mut self, key: &'static str) -> Option<&'f At<DeValue<'f>>> {
+        self.known.push(key);
+        self.table.get(key)
+    }
+
     /// The table under `key`, to be read by a reader of its own.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Reader<'f>> {
         let value = self.take(key)?;
@@ -234,8 +240,7 @@ impl<'f> Reader<'f> {
     }
 
     fn take(&mut self, key: &'static str) -> Option<&'f DeValue<'f>> {
-        self.known.push(key);
-        self.table.get(key).map(At::get_ref)
+        self.value(key).map(At::get_ref)
     }
 
     fn measure<T: PartialOrd + Copy>(
@@ -319,7 +324,7 @@ pub(super) fn quoted(name: &str) -> String {
 
 /// The candidate that `name` is most likely a slip of the pen or an abbreviation for: a third of
 /// it may be wrong.
-pub(super) fn near_miss<'c>(
+pub(crate) fn near_miss<'c>(
     name: &str,
     candidates: impl Iterator<Item = &'c str>,
 ) -> Option<&'c str> {

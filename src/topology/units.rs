@@ -32,7 +32,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// A duration as the file would write it.
-pub(super) fn show_duration(duration: Duration) -> String {
+pub(crate) fn show_duration(duration: Duration) -> String {
     const UNITS: [(u128, &str); 4] = [
         (86_400_000, "d"),
         (3_600_000, "h"),

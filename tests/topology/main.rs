@@ -8,6 +8,7 @@ mod hotel;
 mod limits;
 mod mistakes;
 mod permissions;
+mod schedules;
 
 use tierline::Topology;
 use tierline::topology::capabilities::Capabilities;

@@ -29,7 +29,7 @@ enum Command {
     },
     /// Measures, in release mode, with a table at the end and target/benchmarks/NAME.json.
     Bench {
-        /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults.
+        /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, dead, schedule.
         name: String,
         /// Fewer rounds and smaller amounts, to see that all works.
         #[arg(long)]

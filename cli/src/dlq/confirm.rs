@@ -1,0 +1,55 @@
+//! Asking before many rows change, and showing how far it is.
+
+use std::io::{IsTerminal, Write, stderr, stdin};
+
+use crate::arguments::Operator;
+use crate::output::Failure;
+
+/// Asks whether so many rows should change, unless that was said already.
+pub(crate) fn confirm(operator: &Operator, what: &str, count: u64) -> Result<(), Failure> {
+    if operator.yes || count == 0 {
+        return Ok(());
+    }
+    let missing = || {
+        Failure::Misused(format!(
+            "this would {what} {count} dead letters; say --yes if that is meant"
+        ))
+    };
+    if !stdin().is_terminal() {
+        return Err(missing());
+    }
+    eprint!("{what} {count} dead letters? [y/N] ");
+    let mut answer = String::new();
+    match stdin().read_line(&mut answer) {
+        Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
+        _ => Err(missing()),
+    }
+}
+
+/// A bar that grows, where somebody looks at it.
+pub(crate) struct Bar {
+    total: u64,
+    is_shown: bool,
+}
+
+impl Bar {
+    pub(crate) fn new(total: u64, json: bool) -> Self {
+        Self {
+            total,
+            is_shown: !json && stderr().is_terminal(),
+        }
+    }
+
+    pub(crate) fn show(&self, done: u64) {
+        if !self.is_shown {
+            return;
+        }
+        const WIDTH: u64 = 30;
+        let filled = (done * WIDTH / self.total.max(1)).min(WIDTH);
+        let bar = "#".repeat(filled as usize) + &"-".repeat((WIDTH - filled) as usize);
+        let end = if done >= self.total { "\n" } else { "" };
+        // Somebody who cannot see it misses nothing else.
+        let _ = write!(stderr(), "\r[{bar}] {done}/{}{end}", self.total);
+        let _ = stderr().flush();
+    }
+}

@@ -1,0 +1,118 @@
+//! The admin HTTP API (feature `admin`): dead letters as JSON, behind a token.
+//!
+//! [`router`] gives an axum router to nest in any app; `tierline serve` serves it alone. What it
+//! answers is described at `openapi.json`, from the same list of routes that the router is made of.
+
+mod dlq;
+mod openapi;
+mod problem;
+mod token;
+
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware;
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Json, Router};
+use tokio::sync::Semaphore;
+
+pub use openapi::description;
+pub use token::Token;
+
+use crate::dead::DeadLetters;
+use problem::Problem;
+
+/// The largest body that is read, in bytes.
+pub const MAX_BODY: usize = 64 << 10;
+/// How many bulk redrives one server runs at once.
+const BULKS: usize = 4;
+
+/// What every request is answered from.
+#[derive(Clone)]
+struct Desk {
+    letters: DeadLetters,
+    bulks: Arc<Semaphore>,
+}
+
+/// The admin API. Every request must carry `Authorization: Bearer` and the token.
+///
+/// ```no_run
+/// # fn example(app: tierline::Tierline) -> Result<axum::Router, tierline::Error> {
+/// use tierline::admin::{Token, router};
+///
+/// let token = Token::new(std::env::var("ADMIN_TOKEN").unwrap_or_default())?;
+/// let admin = router(app.dead_letters()?, token);
+/// let my_app = axum::Router::new().nest("/admin", admin);
+/// # Ok(my_app) }
+/// ```
+pub fn router(letters: DeadLetters, token: Token) -> Router {
+    let desk = Desk {
+        letters,
+        bulks: Arc::new(Semaphore::new(BULKS)),
+    };
+    let mut router = Router::new();
+    for route in routes() {
+        router = router.route(route.path, route.answer);
+    }
+    router
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .method_not_allowed_fallback(async || {
+            let detail = "this path has other methods than that";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        // The outermost: without the token nothing else is looked at.
+        .layer(middleware::from_fn_with_state(token, token::check))
+        .layer(middleware::map_response(protect))
+        .with_state(desk)
+}
+
+/// A path and what answers there. The description is checked to have the same paths.
+struct Route {
+    path: &'static str,
+    answer: MethodRouter<Desk>,
+}
+
+fn routes() -> Vec<Route> {
+    let route = |path, answer| Route { path, answer };
+    vec![
+        route("/dlq/by-tier", get(dlq::by_tier)),
+        route("/dlq", get(dlq::list)),
+        route("/dlq/groups", get(dlq::groups)),
+        route("/dlq/redrive", post(dlq::redrive_all)),
+        route("/dlq/operations", get(dlq::operations)),
+        route("/dlq/operations/{id}", get(dlq::operation)),
+        route("/dlq/operations/{id}/stop", post(dlq::stop)),
+        route("/dlq/operations/{id}/resume", post(dlq::resume)),
+        route("/dlq/{id}", get(dlq::show).merge(delete(dlq::discard))),
+        route("/dlq/{id}/redrive", post(dlq::redrive)),
+        route("/openapi.json", get(async || Json(description()))),
+    ]
+}
+
+/// Answers are for those who asked: no cache keeps them, no browser takes them for a page.
+async fn protect(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_is_described() {
+        let described = description();
+        let mut described: Vec<&String> = described["paths"].as_object().unwrap().keys().collect();
+        let routes = routes();
+        let mut routed: Vec<&str> = routes.iter().map(|route| route.path).collect();
+        described.sort_unstable();
+        routed.sort_unstable();
+        assert_eq!(described, routed);
+    }
+}

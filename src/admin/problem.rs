@@ -1,0 +1,62 @@
+//! Errors as problem JSON (RFC 9457).
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::Error;
+
+/// What went wrong with a request.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self {
+            status,
+            detail: detail.into(),
+        }
+    }
+
+    pub(super) fn bad(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        let status = match &error {
+            Error::InvalidFilter { .. } | Error::InvalidDuration { .. } => StatusCode::BAD_REQUEST,
+            Error::DeadLetterNotFound { .. } | Error::BulkNotFound { .. } => StatusCode::NOT_FOUND,
+            Error::DeadLetterRefused { .. }
+            | Error::BulkRefused { .. }
+            | Error::TooLarge { .. }
+            | Error::Unroutable { .. } => StatusCode::CONFLICT,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        if status != StatusCode::SERVICE_UNAVAILABLE {
+            return Self::new(status, error.to_string());
+        }
+        // What is behind the server is nobody's business: it is in the log.
+        tracing::error!(%error, "a request to the admin API failed");
+        let detail = "the database or the broker does not answer as it should: see the log";
+        Self::new(status, detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("Error"),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        let problem = HeaderValue::from_static("application/problem+json");
+        let headers = [(header::CONTENT_TYPE, problem)];
+        (self.status, headers, body.to_string()).into_response()
+    }
+}

@@ -1,0 +1,152 @@
+//! Migrations: our tables, brought to the state that this release needs.
+
+use std::fmt;
+use std::time::Duration;
+
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+use sqlx::{Connection, PgConnection, SqlSafeStr};
+
+use super::Database;
+use crate::Error;
+
+/// The schema that everything of ours is in, and the table of what was applied to it.
+const SCHEMA: &str = "tierline";
+const TABLE: &str = "tierline.migrations";
+/// Who migrates holds this advisory lock of Postgres. The number is ours alone: sqlx's own migrations
+/// use another one, so an app that migrates at the same time does not wait for us.
+const LOCK: i64 = 0x7469_6572_6c69_6e65;
+/// How long to wait for somebody else who migrates, and how long to migrate.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Every migration there is. Rooms number theirs apart (dead letters from 1, schedules from 101), so
+/// that each adds its own without minding the others: what is missing is applied, in any order of
+/// releases.
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (
+        1,
+        "dead letters",
+        include_str!("../../migrations/0001_dead_letters.sql"),
+    ),
+    (
+        101,
+        "schedules",
+        include_str!("../../migrations/0101_schedules.sql"),
+    ),
+];
+
+/// What a migration did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migrated {
+    /// The descriptions of what was applied now, in order; empty where nothing was missing.
+    pub applied: Vec<String>,
+}
+
+impl fmt::Display for Migrated {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.applied.as_slice() {
+            [] => write!(out, "the database is as this release needs it"),
+            applied => write!(out, "applied to the database: {}", applied.join(", ")),
+        }
+    }
+}
+
+impl Database {
+    /// Brings the schema `tierline` to what this release needs, and creates it where it is missing.
+    ///
+    /// Many processes may do this at once: one works, the others wait for it. It all happens in one
+    /// transaction, so it is done in whole or not at all. A database that a newer release has
+    /// migrated already is left as it is. Where nothing is missing, the right to read is enough; else
+    /// the user needs the right to create a schema in the database, once.
+    ///
+    /// # Errors
+    /// [`Error::DatabaseUnreachable`], [`Error::DatabaseFailed`] and [`Error::DatabaseRefused`].
+    pub async fn migrate(&self) -> Result<Migrated, Error> {
+        self.run(&migrator(&MIGRATIONS)).await
+    }
+
+    async fn run(&self, migrator: &Migrator) -> Result<Migrated, Error> {
+        const TRIED: &str = "migrate the schema tierline";
+        self.within(LIMIT, TRIED, async {
+            let mut connection = self.pool().acquire().await?;
+            if is_prepared(&mut connection).await?
+                && missing(&mut connection, migrator).await?.is_empty()
+            {
+                return Ok(Migrated {
+                    applied: Vec::new(),
+                });
+            }
+            let mut transaction = connection.begin().await?;
+            sqlx::query("SELECT pg_advisory_xact_lock($1)")
+                .bind(LOCK)
+                .execute(&mut *transaction)
+                .await?;
+            // Somebody else may have done it while we waited. To ask whether the table is there would
+            // not do: inside a transaction Postgres may remember that it was not.
+            let preparing = async {
+                transaction.create_schema_if_not_exists(SCHEMA).await?;
+                transaction.ensure_migrations_table(TABLE).await
+            };
+            preparing.await.map_err(plain)?;
+            let applied = missing(&mut transaction, migrator).await?;
+            let migrating = migrator.run_direct(None, &mut *transaction, false).await;
+            migrating.map_err(plain)?;
+            transaction.commit().await?;
+            Ok(Migrated { applied })
+        })
+        .await
+    }
+}
+
+fn migrator(migrations: &[(i64, &'static str, &'static str)]) -> Migrator {
+    let migrations = migrations.iter().map(|&(version, description, sql)| {
+        let sql = sql.into_sql_str();
+        Migration::new(
+            version,
+            description.into(),
+            MigrationType::Simple,
+            sql,
+            false,
+        )
+    });
+    let mut migrator = Migrator::with_migrations(migrations.collect());
+    migrator.dangerous_set_table_name(TABLE);
+    migrator.create_schema(SCHEMA);
+    // A newer release may have been here first, as it is in every rolling deployment.
+    migrator.set_ignore_missing(true);
+    // sqlx's own lock would be waited for without end, and kept after an error.
+    migrator.set_locking(false);
+    migrator
+}
+
+/// Whether there is a table of what was applied.
+async fn is_prepared(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
+        .bind(TABLE)
+        .fetch_one(connection)
+        .await
+}
+
+/// The descriptions of what was not applied yet.
+async fn missing(
+    connection: &mut PgConnection,
+    migrator: &Migrator,
+) -> Result<Vec<String>, sqlx::Error> {
+    let applied = connection.list_applied_migrations(TABLE).await;
+    let applied = applied.map_err(plain)?;
+    let is_applied = |version| applied.iter().any(|applied| applied.version == version);
+    let missing = migrator
+        .iter()
+        .filter(|migration| !is_applied(migration.version));
+    Ok(missing
+        .map(|migration| migration.description.to_string())
+        .collect())
+}
+
+/// What the database said, without what sqlx says around it.
+fn plain(error: MigrateError) -> sqlx::Error {
+    match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error,
+        other => sqlx::Error::Migrate(Box::new(other)),
+    }
+}

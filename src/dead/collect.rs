@@ -1,0 +1,479 @@
+//! The collector: from the dead-letter queues into the log. A message leaves its queue only when
+//! its row is committed.
+
+use std::future::{Future, IntoFuture, pending};
+use std::pin::{Pin, pin};
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::{Either, select};
+use futures_util::{FutureExt, StreamExt, stream::SelectAll};
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Consumer};
+use tokio::time::{Instant, interval, timeout_at};
+
+use super::entry::{Entry, Source};
+use super::housekeeping::{Growth, Housekeeping};
+use super::log::{self, Written};
+use crate::Error;
+use crate::backoff::Backoff;
+use crate::broker::Connection;
+use crate::database::{Database, STATEMENT_LIMIT};
+use crate::observe::{Event, Observers, Purpose};
+use crate::task::IntoDuration;
+use crate::topology::Topology;
+
+/// How many rows are written in one statement unless told otherwise.
+const BATCH: u16 = 500;
+/// How much memory a batch may take, about.
+const BATCH_BYTES: usize = 16 << 20;
+/// How often a queue that could not be consumed from is tried again.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How long a step on the broker may take, and the last batch when the collector is told to end.
+const STEP_LIMIT: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Takes dead letters from their queues into the log, as long as it runs. Get it from
+/// [`Tierline::collector`](crate::Tierline::collector).
+///
+/// Any number may run at once, in workers or alone. It waits for the database and the broker for as
+/// long as they are away, and nothing is lost meanwhile: what is not committed stays in its queue.
+///
+/// ```no_run
+/// # async fn example(app: tierline::Tierline, shutdown: impl Future<Output = ()> + Send + 'static)
+/// # -> Result<(), tierline::Error> {
+/// app.collector()?
+///     .retention("14d")?
+///     .growth_limit(100, "1m")?
+///     .until(shutdown)
+///     .await;
+/// # Ok(()) }
+/// ```
+#[must_use = "a collector does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Collector {
+    pub(super) topology: Topology,
+    pub(super) urls: Vec<String>,
+    pub(super) name: String,
+    pub(super) database: Database,
+    pub(super) observers: Observers,
+    batch: u16,
+    housekeeping: Housekeeping,
+}
+
+impl Collector {
+    pub(crate) fn new(
+        topology: Topology,
+        urls: Vec<String>,
+        name: &str,
+        database: Database,
+        observers: Observers,
+    ) -> Self {
+        Self {
+            topology,
+            urls,
+            name: format!("{name} collector"),
+            database,
+            observers,
+            batch: BATCH,
+            housekeeping: Housekeeping::default(),
+        }
+    }
+
+    /// How many rows are written at once at most, 1 to 5,000. Default: 500.
+    pub fn batch(mut self, rows: u16) -> Self {
+        self.batch = rows.clamp(1, 5_000);
+        self
+    }
+
+    /// How long rows are kept, such as `"90d"`. Default: 30 days. Rows that are being redriven stay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDuration`].
+    pub fn retention(mut self, keep: impl IntoDuration) -> Result<Self, Error> {
+        self.housekeeping.retention = Some(keep.into_duration()?);
+        Ok(self)
+    }
+
+    /// Keeps rows for ever.
+    pub fn no_retention(mut self) -> Self {
+        self.housekeeping.retention = None;
+        self
+    }
+
+    /// Raises [`Event::DeadLettersGrow`] when more than `count` messages of any one tier died within
+    /// the last span of time, such as `"10m"`. Not raised unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDuration`].
+    pub fn growth_limit(self, count: u64, within: impl IntoDuration) -> Result<Self, Error> {
+        self.growth(None, count, within)
+    }
+
+    /// The same for one tier, instead of what holds for all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDuration`]; [`Error::InvalidFilter`] where there is no such tier.
+    pub fn tier_growth_limit(
+        self,
+        tier: &str,
+        count: u64,
+        within: impl IntoDuration,
+    ) -> Result<Self, Error> {
+        if self.topology.tier(tier).is_none() {
+            return Err(Error::InvalidFilter {
+                problem: format!("there is no tier {tier:?} in the map").into(),
+            });
+        }
+        self.growth(Some(tier), count, within)
+    }
+
+    fn growth(
+        mut self,
+        tier: Option<&str>,
+        count: u64,
+        within: impl IntoDuration,
+    ) -> Result<Self, Error> {
+        self.housekeeping.growth.push(Growth {
+            tier: tier.map(str::to_owned),
+            count,
+            within: within.into_duration()?,
+        });
+        Ok(self)
+    }
+
+    /// How often old rows are looked for and growth is watched. Default: every 30 s.
+    pub fn housekeeping_every(mut self, pause: Duration) -> Self {
+        self.housekeeping.every = pause.max(Duration::from_millis(10));
+        self
+    }
+
+    /// Runs until `shutdown` completes. What is being written then is finished within five seconds.
+    pub async fn until(self, shutdown: impl Future<Output = ()>) {
+        let (ended, ending) = tokio::sync::watch::channel(false);
+        let working = pin!(self.run(Ending(ending)));
+        match select(pin!(shutdown), working).await {
+            Either::Left(((), working)) => {
+                ended.send_replace(true);
+                // It ends at its next step; what hangs is cut off, and stays in its queue.
+                let _ = tokio::time::timeout(GRACE, working).await;
+            }
+            Either::Right(((), _)) => {}
+        }
+    }
+
+    async fn run(self, ending: Ending) {
+        let sweeping = self.housekeeping.run(
+            self.database.clone(),
+            self.topology.clone(),
+            self.observers.clone(),
+        );
+        let collecting = self.collect(ending);
+        select(pin!(collecting), pin!(sweeping)).await;
+    }
+
+    async fn collect(&self, ending: Ending) {
+        let mut pause = Backoff::new();
+        let mut next = 0;
+        let purpose = Purpose::Collect;
+        while !ending.is_over() {
+            // Without a database it would hold messages that others could log.
+            if let Err(error) = self.ask_database().await {
+                self.failed(&error);
+                ending.unless_over(pause.pause()).await;
+                continue;
+            }
+            let url = &self.urls[next % self.urls.len()];
+            let connection = match Connection::open(url, &self.name).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    let cause = &error.to_string();
+                    self.observers
+                        .tell(&Event::ConnectFailed { purpose, cause });
+                    next += 1;
+                    ending.unless_over(pause.pause()).await;
+                    continue;
+                }
+            };
+            let address = &connection.address().to_string();
+            self.observers.tell(&Event::Connected { purpose, address });
+            let ended = self.collect_from(&connection, &ending, &mut pause).await;
+            if let Err(error) = ended {
+                let cause = &error.to_string();
+                self.observers.tell(&Event::Disconnected { purpose, cause });
+                ending.unless_over(pause.pause()).await;
+            }
+            connection.close().await;
+        }
+    }
+
+    /// Whether the log can be written to.
+    async fn ask_database(&self) -> Result<(), Error> {
+        let asking =
+            sqlx::query("SELECT FROM tierline.dead_letters LIMIT 1").execute(self.database.pool());
+        let asking = async { asking.await.map(drop) };
+        let tried = "collect dead letters";
+        self.database.within(STATEMENT_LIMIT, tried, asking).await
+    }
+
+    fn failed(&self, error: &Error) {
+        let cause = &error.to_string();
+        self.observers.tell(&Event::CollectFailed { cause });
+        tracing::warn!(%error, "dead letters stay in their queues for now");
+    }
+
+    /// Collects on one connection. `Ok`: it was told to end.
+    async fn collect_from(
+        &self,
+        connection: &Connection,
+        ending: &Ending,
+        pause: &mut Backoff,
+    ) -> Result<(), Error> {
+        let mut queues = Queues::new(Source::all(&self.topology), 2 * self.batch);
+        let mut looking = interval(LOOK_EVERY);
+        loop {
+            let gathering = queues.gather(self.batch.into());
+            let batch = tokio::select! {
+                () = ending.over() => return Ok(()),
+                _ = looking.tick() => {
+                    if !queues.subscribe(connection).await {
+                        return Err(connection.failed("collect dead letters", "the connection was lost"));
+                    }
+                    continue;
+                }
+                batch = gathering => batch,
+            };
+            let (entries, last) = queues.read(&self.topology, batch);
+            if entries.is_empty() {
+                continue;
+            }
+            let written = self.write(&entries, ending, pause).await;
+            let Some(written) = written else {
+                return Ok(());
+            };
+            queues.acknowledge(connection, &last).await?;
+            self.observers.tell(&Event::Collected {
+                count: written.new,
+                repeated: written.repeated,
+            });
+        }
+    }
+
+    /// Writes until it succeeds: the messages are held meanwhile, which costs them nothing. `None`:
+    /// it was told to end before that.
+    async fn write(
+        &self,
+        entries: &[Entry],
+        ending: &Ending,
+        pause: &mut Backoff,
+    ) -> Option<Written> {
+        loop {
+            match log::write(&self.database, self.topology.app(), entries).await {
+                Ok(written) => {
+                    *pause = Backoff::new();
+                    return Some(written);
+                }
+                Err(error) => self.failed(&error),
+            }
+            ending.unless_over(pause.pause()).await;
+            if ending.is_over() {
+                return None;
+            }
+        }
+    }
+}
+
+impl IntoFuture for Collector {
+    type Output = ();
+    type IntoFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// Runs for ever.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.until(pending()))
+    }
+}
+
+/// The queues, each with a channel of its own: its deliveries then come in the order of their tags,
+/// and one acknowledgement stands for a batch.
+struct Queues {
+    sources: Vec<Source>,
+    subscriptions: Vec<Option<Subscription>>,
+    deliveries: SelectAll<Feed>,
+    prefetch: u16,
+    /// The number of the next subscription.
+    next: u64,
+}
+
+/// Tags belong to the channel that they came from: what an earlier one still gives is not used.
+struct Subscription {
+    number: u64,
+    channel: Channel,
+}
+
+/// Something from a queue: a delivery, or `None` where its consumer ended.
+struct Item {
+    queue: usize,
+    subscription: u64,
+    delivery: Option<Delivery>,
+}
+
+type Feed = Pin<Box<dyn futures_util::Stream<Item = Item> + Send>>;
+
+impl Queues {
+    fn new(sources: Vec<Source>, prefetch: u16) -> Self {
+        Self {
+            subscriptions: sources.iter().map(|_| None).collect(),
+            sources,
+            deliveries: SelectAll::new(),
+            prefetch,
+            next: 0,
+        }
+    }
+
+    /// Consumes from each queue that is not consumed from. A queue that is missing does not keep the
+    /// others from being collected. `false`: the connection is gone.
+    async fn subscribe(&mut self, connection: &Connection) -> bool {
+        for queue in 0..self.sources.len() {
+            let known = self.subscriptions[queue].as_ref();
+            if known.is_some_and(|known| known.channel.status().connected()) {
+                continue;
+            }
+            if !connection.is_open() {
+                return false;
+            }
+            let name = &self.sources[queue].queue;
+            let (channel, consumer) = match consume(connection, name, self.prefetch).await {
+                Ok(consuming) => consuming,
+                Err(error) => {
+                    tracing::warn!(%error, queue = name, "cannot collect from a queue");
+                    continue;
+                }
+            };
+            let number = self.next;
+            self.next += 1;
+            self.subscriptions[queue] = Some(Subscription { number, channel });
+            let item = move |delivery| Item {
+                queue,
+                subscription: number,
+                delivery,
+            };
+            // A queue that is deleted ends its consumer without an error.
+            let end = futures_util::stream::once(async move { item(None) });
+            let deliveries = consumer.map(move |delivery| item(delivery.ok()));
+            self.deliveries.push(Box::pin(deliveries.chain(end)));
+        }
+        connection.is_open()
+    }
+
+    /// Waits for a delivery, and takes along what is there already.
+    async fn gather(&mut self, most: usize) -> Vec<Item> {
+        let Some(first) = self.deliveries.next().await else {
+            // Nothing is consumed from yet.
+            return pending().await;
+        };
+        let size = |item: &Item| item.delivery.as_ref().map_or(0, |it| it.data.len());
+        let mut bytes = size(&first);
+        let mut batch = vec![first];
+        while batch.len() < most && bytes < BATCH_BYTES {
+            let Some(Some(next)) = self.deliveries.next().now_or_never() else {
+                break;
+            };
+            bytes += size(&next);
+            batch.push(next);
+        }
+        batch
+    }
+
+    /// The rows for a batch, and the last tag of each queue in it.
+    fn read(&mut self, topology: &Topology, batch: Vec<Item>) -> (Vec<Entry>, Vec<Option<u64>>) {
+        let mut last = vec![None; self.sources.len()];
+        let now = SystemTime::now();
+        let mut entries = Vec::with_capacity(batch.len());
+        for item in batch {
+            let queue = item.queue;
+            let current = self.subscriptions[queue].as_ref();
+            if current.is_none_or(|current| current.number != item.subscription) {
+                continue;
+            }
+            let Some(delivery) = item.delivery else {
+                // What is not acknowledged comes again on a new channel.
+                self.subscriptions[queue] = None;
+                last[queue] = None;
+                continue;
+            };
+            let (properties, payload) = (&delivery.properties, delivery.data);
+            let source = &self.sources[queue];
+            entries.push(Entry::new(topology, source, properties, payload, now));
+            last[queue] = Some(delivery.delivery_tag);
+        }
+        (entries, last)
+    }
+
+    /// Acknowledges everything up to the last tag of each queue.
+    async fn acknowledge(
+        &mut self,
+        connection: &Connection,
+        last: &[Option<u64>],
+    ) -> Result<(), Error> {
+        let options = BasicAckOptions { multiple: true };
+        for (subscription, tag) in self.subscriptions.iter().zip(last) {
+            let (Some(Subscription { channel, .. }), Some(tag)) = (subscription, *tag) else {
+                continue;
+            };
+            let deadline = Instant::now() + STEP_LIMIT;
+            let failed = |cause: &str| connection.failed("acknowledge dead letters", cause);
+            match timeout_at(deadline, channel.basic_ack(tag, options)).await {
+                Ok(Ok(())) => {}
+                // The channel is gone: they come again, and are known again.
+                Ok(Err(_)) if connection.is_open() => {}
+                Ok(Err(error)) => return Err(failed(&error.to_string())),
+                Err(_) => return Err(failed("the broker did not answer in time")),
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn consume(
+    connection: &Connection,
+    queue: &str,
+    prefetch: u16,
+) -> Result<(Channel, Consumer), Error> {
+    let deadline = Instant::now() + STEP_LIMIT;
+    let channel = connection.channel(deadline).await?;
+    let consuming = async {
+        channel
+            .basic_qos(prefetch, BasicQosOptions::default())
+            .await?;
+        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        channel
+            .basic_consume(queue.into(), "".into(), options, arguments)
+            .await
+    };
+    let failed = |cause: &str| connection.failed(&format!("consume from {queue}"), cause);
+    match timeout_at(deadline, consuming).await {
+        Ok(Ok(consumer)) => Ok((channel, consumer)),
+        Ok(Err(error)) => Err(failed(&error.to_string())),
+        Err(_) => Err(failed("the broker did not answer in time")),
+    }
+}
+
+/// Whether the collector was told to end.
+#[derive(Debug, Clone)]
+struct Ending(tokio::sync::watch::Receiver<bool>);
+
+impl Ending {
+    fn is_over(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    async fn over(&self) {
+        // An error means that the collector itself is gone.
+        let _ = self.0.clone().wait_for(|ended| *ended).await;
+    }
+
+    async fn unless_over(&self, work: impl Future<Output = ()>) {
+        select(pin!(work), pin!(self.over())).await;
+    }
+}

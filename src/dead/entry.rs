@@ -1,0 +1,437 @@
+//! What a delivery from a dead-letter queue becomes in the log. All pure.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::fingerprint::{fingerprint, hex};
+use super::{Reason, properties};
+use crate::message::{Death, FailedAttempt, Message, wire};
+use crate::topology::Topology;
+
+/// The tier of what found no tier. No tier of a map may have this name.
+pub const UNROUTED: &str = "unrouted";
+
+/// A queue that the collector takes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) queue: String,
+    /// The tier's name, or [`UNROUTED`].
+    pub(super) tier: String,
+}
+
+impl Source {
+    pub(super) fn all(topology: &Topology) -> Vec<Self> {
+        let names = topology.names();
+        let tiers = topology.tiers().iter().map(|tier| Self {
+            queue: names.dead_letter_queue(&tier.name),
+            tier: tier.name.clone(),
+        });
+        let unrouted = Self {
+            queue: names.unrouted(),
+            tier: UNROUTED.to_owned(),
+        };
+        tiers.chain([unrouted]).collect()
+    }
+}
+
+/// A row that is to be written.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) identity: String,
+    pub(super) life: i32,
+    pub(super) message_id: Option<String>,
+    pub(super) task: Option<String>,
+    pub(super) tier: String,
+    pub(super) reason: Reason,
+    pub(super) error: Option<String>,
+    pub(super) error_kind: Option<String>,
+    pub(super) error_type: Option<String>,
+    pub(super) causes: String,
+    pub(super) attempts: i32,
+    pub(super) history: String,
+    pub(super) enqueued_at: Option<SystemTime>,
+    pub(super) died_at: SystemTime,
+    pub(super) worker: Option<String>,
+    pub(super) worker_version: Option<String>,
+    pub(super) fingerprint: String,
+    pub(super) payload: Vec<u8>,
+    pub(super) payload_json: Option<String>,
+    pub(super) properties: Vec<u8>,
+    pub(super) headers: Option<String>,
+    pub(super) redriven_from: Option<i64>,
+}
+
+impl Entry {
+    /// The row for a delivery that arrived from `source` at `now`.
+    pub(super) fn new(
+        topology: &Topology,
+        source: &Source,
+        delivered: &BasicProperties,
+        payload: Vec<u8>,
+        now: SystemTime,
+    ) -> Self {
+        let empty = FieldTable::default();
+        let table = delivered.headers().as_ref().unwrap_or(&empty).inner();
+        let death = Death::from_wire(delivered);
+        let broker = broker_death(topology, source, table);
+        let is_unrouted = source.tier == UNROUTED;
+        let reason = match (&death, &broker) {
+            _ if is_unrouted => Reason::Unroutable,
+            (Some(death), _) => death.reason.into(),
+            (None, Some(broker)) => broker.reason,
+            (None, None) => Reason::Unknown,
+        };
+        let died_at = match (&death, &broker) {
+            (Some(death), _) if !is_unrouted && death.at != UNIX_EPOCH => death.at,
+            (_, Some(broker)) => broker.at,
+            _ => now,
+        };
+        let death = death.filter(|_| !is_unrouted);
+
+        let read = Message::from_wire(delivered, Vec::new(), &source.tier, now);
+        let unreadable = read.as_ref().err().cloned();
+        let message = read.ok();
+        let task = short(delivered.kind());
+        let failure = death.as_ref().map(|death| &death.failure);
+        let error = failure
+            .map(|failure| failure.message.clone())
+            .or(unreadable)
+            .or_else(|| {
+                let said = said_of(reason, &source.tier);
+                said.map(str::to_owned)
+            });
+        let error_type = failure.and_then(|failure| failure.error_type.clone());
+        let fingerprint = fingerprint(
+            task.as_deref().unwrap_or_default(),
+            error_type.as_deref(),
+            error.as_deref().unwrap_or(reason.as_str()),
+        );
+        let enqueued_at = message
+            .as_ref()
+            .filter(|_| table.contains_key("tierline-enqueued-at"))
+            .map(|message| message.enqueued_at);
+        // The broker took it before the attempt that its header names.
+        let attempt = message.as_ref().map_or(0, |message| message.attempt);
+        let attempts = attempt.saturating_sub(u32::from(death.is_none()));
+        let life = message.as_ref().map_or(0, |message| message.life);
+        let (message_id, identity) = identity(delivered, &payload);
+        Self {
+            identity,
+            life: i32::try_from(life).unwrap_or(i32::MAX),
+            message_id,
+            task: task.as_deref().map(readable),
+            tier: source.tier.clone(),
+            reason,
+            error: error.as_deref().map(readable),
+            error_kind: failure.map(|failure| failure.kind.as_str().to_owned()),
+            error_type: error_type.as_deref().map(readable),
+            causes: json_text(&json!(failure.map_or(&[][..], |failure| &failure.causes))),
+            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
+            history: history(message.as_ref().map_or(&[], |message| &message.history)),
+            enqueued_at,
+            died_at,
+            worker: death.as_ref().map(|death| readable(&death.worker)),
+            worker_version: death.as_ref().map(|death| readable(&death.version)),
+            fingerprint,
+            payload_json: accepted_json(&payload),
+            payload,
+            properties: properties::encode(delivered),
+            headers: Some(json_text(&json!(shown_headers(table)))),
+            redriven_from: message
+                .and_then(|message| message.redriven)
+                .and_then(|redriven| redriven.from.parse().ok()),
+        }
+    }
+
+    /// The same row without the form for queries of what Postgres may refuse.
+    pub(super) fn without_json(&mut self) {
+        self.payload_json = None;
+    }
+
+    /// The same row as bytes alone: all that is left of it is sure to be accepted.
+    pub(super) fn bytes_alone(&mut self) {
+        self.without_json();
+        self.headers = None;
+        self.identity = format!("sha256:{}", hex(&Sha256::digest(&self.identity)));
+        self.message_id = None;
+        self.task = None;
+        self.error = Some("Postgres refused its texts: see payload and properties".to_owned());
+        self.error_kind = None;
+        self.error_type = None;
+        self.causes = "[]".to_owned();
+        self.history = "[]".to_owned();
+        self.worker = None;
+        self.worker_version = None;
+    }
+}
+
+/// What the broker says of a death that no worker caused.
+struct BrokerDeath {
+    reason: Reason,
+    at: SystemTime,
+}
+
+/// From the `x-death` entry of the tier's queue: those of delay levels, which it may have passed
+/// before, are not why it died.
+fn broker_death(
+    topology: &Topology,
+    source: &Source,
+    headers: &BTreeMap<ShortString, AMQPValue>,
+) -> Option<BrokerDeath> {
+    let Some(AMQPValue::FieldArray(deaths)) = headers.get("x-death") else {
+        return None;
+    };
+    let tier = topology.tier(&source.tier);
+    deaths.as_slice().iter().find_map(|death| {
+        let AMQPValue::FieldTable(death) = death else {
+            return None;
+        };
+        let read = |name: &str| death.inner().get(name);
+        let queue = read("queue").and_then(wire::text)?;
+        if let Some(tier) = tier
+            && !topology.names().is_generation_of(tier, &queue)
+        {
+            return None;
+        }
+        let at = match read("time") {
+            Some(AMQPValue::Timestamp(seconds)) => {
+                UNIX_EPOCH.checked_add(Duration::from_secs(*seconds))?
+            }
+            _ => return None,
+        };
+        let reason = read("reason").and_then(wire::text).unwrap_or_default();
+        Some(BrokerDeath {
+            reason: Reason::of_broker(&reason),
+            at,
+        })
+    })
+}
+
+/// What there is to say where no worker said anything.
+fn said_of(reason: Reason, tier: &str) -> Option<&'static str> {
+    Some(match reason {
+        Reason::Rejected => "a consumer rejected it without requeueing it",
+        Reason::Expired => "it waited in its queue for longer than the queue allows",
+        Reason::DeliveryLimit => "it was delivered too often without an answer",
+        Reason::MaxLength => "its queue was too long",
+        Reason::Unroutable => "it was delayed, and then no queue was bound for its tier",
+        Reason::Unknown if tier == UNROUTED => return None,
+        Reason::Unknown => "nobody says why it is here",
+        _ => return None,
+    })
+}
+
+/// The message's id, and what tells it from others.
+fn identity(delivered: &BasicProperties, payload: &[u8]) -> (Option<String>, String) {
+    match short(delivered.message_id()).filter(|id| !id.is_empty()) {
+        Some(id) if !id.contains('\0') => (Some(id.clone()), id),
+        Some(id) => (
+            Some(readable(&id)),
+            format!("sha256:{}", hex(&Sha256::digest(&id))),
+        ),
+        None => (None, content_hash(delivered, payload)),
+    }
+}
+
+/// A hash of all that a message came with, except for what the broker counts up when it delivers it
+/// again.
+fn content_hash(delivered: &BasicProperties, payload: &[u8]) -> String {
+    let mut headers = FieldTable::default();
+    let given = delivered.headers().as_ref().map(FieldTable::inner);
+    for (name, value) in given.into_iter().flatten() {
+        if !matches!(name.as_str(), "x-delivery-count" | "x-acquired-count") {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+    let without_counts = delivered.clone().with_headers(headers);
+    let mut hash = Sha256::new();
+    hash.update(properties::encode(&without_counts));
+    hash.update(payload);
+    format!("sha256:{}", hex(&hash.finalize()))
+}
+
+fn short(text: &Option<ShortString>) -> Option<String> {
+    text.as_ref().map(|text| text.as_str().to_owned())
+}
+
+/// A text that Postgres takes: it has no NUL.
+fn readable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// JSON that Postgres takes.
+fn json_text(value: &Value) -> String {
+    without_nul(value.to_string())
+}
+
+fn without_nul(json: String) -> String {
+    // A backslash before it would make it plain text; then it is changed without need, in what is
+    // for display alone.
+    match json.contains("\\u0000") {
+        true => json.replace("\\u0000", "\\ufffd"),
+        false => json,
+    }
+}
+
+/// The payload, where it is JSON that Postgres most likely accepts.
+fn accepted_json(payload: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(payload).ok()?;
+    let is_json = serde_json::from_str::<IgnoredAny>(text).is_ok();
+    (is_json && !text.contains("\\u0000")).then(|| text.to_owned())
+}
+
+/// The headers for people: texts and numbers as they are, the rest described.
+fn shown_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, Value> {
+    // These have columns of their own.
+    const OWN: [&str; 5] = [
+        "tierline-error",
+        "tierline-causes",
+        "tierline-history",
+        "tierline-worker",
+        "tierline-worker-version",
+    ];
+    let shown = headers
+        .iter()
+        .filter(|(name, _)| !OWN.contains(&name.as_str()));
+    shown
+        .map(|(name, value)| (name.as_str().to_owned(), shown_value(value, 4)))
+        .collect()
+}
+
+fn shown_value(value: &AMQPValue, depth: u8) -> Value {
+    if let Some(text) = wire::text(value) {
+        return Value::String(text);
+    }
+    if let Some(number) = wire::integer(Some(value)) {
+        return json!(number);
+    }
+    match value {
+        AMQPValue::Boolean(flag) => json!(flag),
+        AMQPValue::Float(number) => json!(number),
+        AMQPValue::Double(number) => json!(number),
+        AMQPValue::Timestamp(seconds) => json!(seconds),
+        AMQPValue::Void => Value::Null,
+        AMQPValue::ByteArray(bytes) => json!(format!("{} bytes", bytes.as_slice().len())),
+        AMQPValue::FieldArray(values) if depth > 0 => {
+            let values = values.as_slice().iter();
+            values.map(|value| shown_value(value, depth - 1)).collect()
+        }
+        AMQPValue::FieldTable(table) if depth > 0 => {
+            let entries = table.inner().iter();
+            let shown = |(name, value): (&ShortString, &AMQPValue)| {
+                (name.as_str().to_owned(), shown_value(value, depth - 1))
+            };
+            Value::Object(entries.map(shown).collect())
+        }
+        _ => json!("…"),
+    }
+}
+
+fn history(history: &[FailedAttempt]) -> String {
+    let attempts = history.iter().map(|failed| {
+        json!({
+            "attempt": failed.attempt,
+            "at": wire::milliseconds(failed.at),
+            "kind": failed.kind.as_str(),
+            "error": failed.error,
+        })
+    });
+    json_text(&Value::Array(attempts.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::types::FieldArray;
+
+    fn topology() -> Topology {
+        Topology::parse(
+            r#"
+            app = "shop"
+            [tiers.normal]
+            queue = "quorum"
+            [groups.all]
+            tiers = ["normal"]
+            concurrency = 1
+            [tasks]
+            "order.pay" = "normal"
+            "#,
+        )
+        .unwrap()
+    }
+
+    fn entry(properties: &BasicProperties, payload: &[u8]) -> Entry {
+        let source = &Source::all(&topology())[0];
+        Entry::new(
+            &topology(),
+            source,
+            properties,
+            payload.to_vec(),
+            UNIX_EPOCH,
+        )
+    }
+
+    fn death(queue: &str, reason: &str) -> AMQPValue {
+        let mut table = FieldTable::default();
+        table.insert("queue".into(), AMQPValue::LongString(queue.into()));
+        table.insert("reason".into(), AMQPValue::LongString(reason.into()));
+        table.insert("time".into(), AMQPValue::Timestamp(1_700_000_000));
+        AMQPValue::FieldTable(table)
+    }
+
+    fn died(deaths: Vec<AMQPValue>) -> BasicProperties {
+        let mut headers = FieldTable::default();
+        let deaths = AMQPValue::FieldArray(FieldArray::from(deaths));
+        headers.insert("x-death".into(), deaths);
+        BasicProperties::default()
+            .with_type("order.pay".into())
+            .with_headers(headers)
+    }
+
+    #[test]
+    fn what_was_delayed_and_then_rejected_was_rejected() {
+        let properties = died(vec![
+            death("shop.delay.normal.03", "expired"),
+            death("shop.normal.g2", "delivery_limit"),
+        ]);
+        let entry = entry(&properties, b"1");
+        assert_eq!(entry.reason, Reason::DeliveryLimit);
+        assert_eq!(
+            entry.died_at,
+            UNIX_EPOCH + Duration::from_secs(1_700_000_000)
+        );
+    }
+
+    #[test]
+    fn a_message_without_an_id_is_known_again_when_it_is_delivered_again() {
+        let once = died(vec![death("shop.normal", "rejected")]);
+        let mut headers = once.headers().clone().unwrap();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongInt(3));
+        let again = once.clone().with_headers(headers);
+        let other = died(vec![death("shop.normal", "expired")]);
+        let identity = |properties| entry(properties, b"1").identity;
+        assert_eq!(identity(&once), identity(&again));
+        assert_ne!(identity(&once), identity(&other));
+        assert_ne!(identity(&once), entry(&once, b"2").identity);
+    }
+
+    #[test]
+    fn what_is_no_json_for_postgres_is_kept_as_bytes() {
+        for (payload, is_json) in [
+            (&b"{\"a\": 1}"[..], true),
+            (b"\xff", false),
+            (b"{", false),
+            (b"\"\\u0000\"", false),
+        ] {
+            let entry = entry(&BasicProperties::default(), payload);
+            assert_eq!(entry.payload_json.is_some(), is_json);
+            assert_eq!(entry.payload, payload);
+        }
+    }
+}

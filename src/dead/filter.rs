@@ -1,0 +1,283 @@
+//! Which dead letters are meant, and which page of them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sqlx::{Postgres, QueryBuilder};
+
+use super::{Reason, State, times};
+use crate::Error;
+use crate::database::Time;
+
+/// The longest text that a filter may have, in bytes.
+const LONGEST: usize = 1_000;
+
+/// Which dead letters are meant: those that have all that is given. Everything may be left out.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use tierline::dead::{Filter, Reason};
+///
+/// let yesterday = SystemTime::now() - Duration::from_secs(86_400);
+/// let filter = Filter::default()
+///     .tier("critical")
+///     .reason(Reason::RetriesExhausted)
+///     .since(yesterday)
+///     .text("connection refused");
+/// # let _ = filter;
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Filter {
+    /// The tier whose queue gave them up; `"unrouted"` for what found no tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
+    /// The task's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    /// Why they are dead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// The group of failures that they belong to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// Where they stand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    /// They died then or later.
+    #[serde(with = "times::optional", skip_serializing_if = "Option::is_none")]
+    pub since: Option<SystemTime>,
+    /// They died before.
+    #[serde(with = "times::optional", skip_serializing_if = "Option::is_none")]
+    pub until: Option<SystemTime>,
+    /// A text that is in the error, the id or the JSON of the payload, in upper or lower case. It is
+    /// looked for in every row of a time window, so `since` must be given too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+impl Filter {
+    /// Those that this tier's queue gave up.
+    pub fn tier(mut self, tier: impl Into<String>) -> Self {
+        self.tier = Some(tier.into());
+        self
+    }
+
+    /// Those of this task.
+    pub fn task(mut self, task: impl Into<String>) -> Self {
+        self.task = Some(task.into());
+        self
+    }
+
+    /// Those that died of this.
+    pub fn reason(mut self, reason: Reason) -> Self {
+        self.reason = Some(reason);
+        self
+    }
+
+    /// Those of this group.
+    pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
+        self.fingerprint = Some(fingerprint.into());
+        self
+    }
+
+    /// Those that stand here.
+    pub fn state(mut self, state: State) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Those that died then or later.
+    pub fn since(mut self, time: SystemTime) -> Self {
+        self.since = Some(time);
+        self
+    }
+
+    /// Those that died before.
+    pub fn until(mut self, time: SystemTime) -> Self {
+        self.until = Some(time);
+        self
+    }
+
+    /// Those that have this text; see [`text`](Self::text).
+    pub fn text(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
+        self
+    }
+
+    /// Refuses what Postgres could not be asked, and what it should not be.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let invalid = |problem: String| {
+            Err(Error::InvalidFilter {
+                problem: problem.into(),
+            })
+        };
+        for (name, text) in [
+            ("tier", &self.tier),
+            ("task", &self.task),
+            ("fingerprint", &self.fingerprint),
+            ("text", &self.text),
+        ] {
+            let Some(text) = text else { continue };
+            if text.is_empty() || text.len() > LONGEST {
+                return invalid(format!("`{name}` must have 1 to {LONGEST} bytes"));
+            }
+            if text.contains('\0') {
+                return invalid(format!("`{name}` has a NUL, which no text in Postgres has"));
+            }
+        }
+        if self.text.is_some() && self.since.is_none() {
+            return invalid(
+                "`text` is looked for in a window of time: give `since` too".to_owned(),
+            );
+        }
+        if let (Some(since), Some(until)) = (self.since, self.until)
+            && since >= until
+        {
+            return invalid("`since` is not before `until`".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Adds the conditions to a statement that has a `WHERE` already. Values are always bound.
+    pub(super) fn push(&self, query: &mut QueryBuilder<Postgres>) {
+        let mut equal = |column: &str, value: Option<&str>| {
+            if let Some(value) = value {
+                query.push(" AND ").push(column).push(" = ");
+                query.push_bind(value.to_owned());
+            }
+        };
+        equal("tier", self.tier.as_deref());
+        equal("task", self.task.as_deref());
+        equal("reason", self.reason.map(Reason::as_str));
+        equal("fingerprint", self.fingerprint.as_deref());
+        // As a literal, so that the index of what is dead can be used.
+        if let Some(state) = self.state {
+            query.push(format!(" AND state = '{state}'"));
+        }
+        if let Some(since) = self.since {
+            query.push(" AND died_at >= ").push_bind(Time(since));
+        }
+        if let Some(until) = self.until {
+            query.push(" AND died_at < ").push_bind(Time(until));
+        }
+        if let Some(text) = &self.text {
+            query
+                .push(" AND strpos(lower(concat_ws(' ', error, message_id, payload_json)), lower(");
+            query.push_bind(text.clone());
+            query.push(")) > 0");
+        }
+    }
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Page {
+    /// How many rows at most, 1 to [`Page::LARGEST`].
+    pub size: u16,
+    /// Where the page before ended; `None` for the first page.
+    pub after: Option<Cursor>,
+}
+
+impl Page {
+    /// The largest page.
+    pub const LARGEST: u16 = 500;
+
+    /// The first page, of at most so many rows.
+    pub fn first(size: u16) -> Self {
+        Self { size, after: None }
+    }
+
+    /// The page that follows where another ended.
+    pub fn after(size: u16, cursor: Cursor) -> Self {
+        Self {
+            size,
+            after: Some(cursor),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.size == 0 || self.size > Self::LARGEST {
+            return Err(Error::InvalidFilter {
+                problem: format!("a page has 1 to {} rows", Self::LARGEST).into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Default for Page {
+    /// The first fifty.
+    fn default() -> Self {
+        Self::first(50)
+    }
+}
+
+/// Where a page ended. As text it goes into links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    pub(super) died_at: SystemTime,
+    pub(super) id: i64,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = self.died_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        write!(out, "{}-{}", since.as_micros(), self.id)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let read = || {
+            let (died_at, id) = text.split_once('-')?;
+            let since = Duration::from_micros(died_at.parse().ok()?);
+            Some(Self {
+                died_at: UNIX_EPOCH.checked_add(since)?,
+                id: id.parse().ok()?,
+            })
+        };
+        read().ok_or_else(|| Error::InvalidFilter {
+            problem: "the cursor is none that a page ended with".into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_it_was_written() {
+        let cursor = Cursor {
+            died_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
+            id: 7,
+        };
+        assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);
+        for text in ["", "-", "a-1", "1-a", "1", "99999999999999999999-1"] {
+            assert!(text.parse::<Cursor>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_refused_with_the_field() {
+        let long = "x".repeat(LONGEST + 1);
+        let now = SystemTime::now();
+        for (filter, field) in [
+            (Filter::default().tier(""), "tier"),
+            (Filter::default().task(long), "task"),
+            (Filter::default().fingerprint("a\0"), "fingerprint"),
+            (Filter::default().text("x"), "since"),
+            (Filter::default().since(now).until(now), "until"),
+        ] {
+            let error = filter.check().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! A dead letter as it is read from the log.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::fingerprint::hex;
+use super::{Outcome, Reason, State, times};
+use crate::database::Time;
+
+/// A dead letter without what may be large.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Its number in the log.
+    pub id: i64,
+    /// The message's id, where it has one.
+    pub message_id: Option<String>,
+    /// The task's name; `None` where it could not be read.
+    pub task: Option<String>,
+    /// The tier whose queue gave it up; `"unrouted"` for what found no tier.
+    pub tier: String,
+    /// Why it is dead.
+    pub reason: Reason,
+    /// What went wrong last.
+    pub error: Option<String>,
+    /// The type of the error, where it is known.
+    pub error_type: Option<String>,
+    /// In which way the last attempt failed, in the words of
+    /// [`FailureKind`](crate::message::FailureKind).
+    pub error_kind: Option<String>,
+    /// The attempts that were made in this life.
+    pub attempts: u32,
+    /// How often it had been redriven when it died.
+    pub life: u32,
+    /// When it was first enqueued, where that is known.
+    #[serde(serialize_with = "times::optional::serialize")]
+    pub enqueued_at: Option<SystemTime>,
+    /// When it died.
+    #[serde(serialize_with = "times::serialize")]
+    pub died_at: SystemTime,
+    /// The group of failures that it belongs to.
+    pub fingerprint: String,
+    /// Where it stands.
+    pub state: State,
+    /// The dead letter that it was in its life before.
+    pub redriven_from: Option<i64>,
+    /// When it was redriven.
+    #[serde(serialize_with = "times::optional::serialize")]
+    pub redriven_at: Option<SystemTime>,
+    /// How its redrive ended.
+    pub outcome: Option<Outcome>,
+}
+
+/// A dead letter with all that is known of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// What a list shows of it.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// What led to the error, the nearest cause first.
+    pub causes: Vec<String>,
+    /// The attempts that failed, the latest last.
+    pub history: Vec<PastAttempt>,
+    /// The worker that gave it up, and the version of its program.
+    pub worker: Option<String>,
+    /// The version of the program that the worker ran.
+    pub worker_version: Option<String>,
+    /// When it was logged.
+    #[serde(serialize_with = "times::serialize")]
+    pub collected_at: SystemTime,
+    /// When it was known how its redrive ended.
+    #[serde(serialize_with = "times::optional::serialize")]
+    pub outcome_at: Option<SystemTime>,
+    /// The dead letters that it became, if it was redriven and died again.
+    pub died_again_as: Vec<i64>,
+    /// The headers, for reading.
+    pub headers: Value,
+    /// The payload, where it is JSON that Postgres accepts.
+    pub payload_json: Option<Value>,
+    /// The payload as it came.
+    #[serde(skip)]
+    pub payload: Vec<u8>,
+    /// The payload in base 16, where `payload_json` does not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload_hex: Option<String>,
+    /// Who did what when.
+    pub actions: Vec<Action>,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PastAttempt {
+    /// Its number, from 1.
+    pub attempt: u32,
+    /// When it failed, in milliseconds since 1970.
+    pub at: i64,
+    /// In which way.
+    pub kind: String,
+    /// What happened, shortened.
+    pub error: String,
+}
+
+/// Something that somebody did to a dead letter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Action {
+    /// When, in RFC 3339.
+    pub at: String,
+    /// Who.
+    pub who: String,
+    /// What: `redriven`, `discarded`.
+    pub what: String,
+    /// Why, in their words.
+    pub why: String,
+}
+
+/// The columns of a [`Summary`].
+pub(super) const SUMMARY: &str = "id, message_id, task, tier, reason, error, error_type, \
+     error_kind, attempts, life, enqueued_at, died_at, fingerprint, state, redriven_from, \
+     redriven_at, outcome";
+
+impl Summary {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let time = |column: &str| {
+            let time: Option<Time> = row.try_get(column)?;
+            Ok::<_, sqlx::Error>(time.map(|time| time.0))
+        };
+        let count = |column: &str| {
+            let count: i32 = row.try_get(column)?;
+            Ok::<_, sqlx::Error>(count.unsigned_abs())
+        };
+        let outcome: Option<String> = row.try_get("outcome")?;
+        Ok(Self {
+            id: row.try_get("id")?,
+            message_id: row.try_get("message_id")?,
+            task: row.try_get("task")?,
+            tier: row.try_get("tier")?,
+            reason: Reason::parse(row.try_get("reason")?).unwrap_or(Reason::Unknown),
+            error: row.try_get("error")?,
+            error_type: row.try_get("error_type")?,
+            error_kind: row.try_get("error_kind")?,
+            attempts: count("attempts")?,
+            life: count("life")?,
+            enqueued_at: time("enqueued_at")?,
+            died_at: row.try_get::<Time, _>("died_at")?.0,
+            fingerprint: row.try_get("fingerprint")?,
+            state: State::parse(row.try_get("state")?).unwrap_or(State::Dead),
+            redriven_from: row.try_get("redriven_from")?,
+            redriven_at: time("redriven_at")?,
+            outcome: outcome.as_deref().and_then(Outcome::parse),
+        })
+    }
+}
+
+/// The columns of a [`DeadLetter`]; JSON is read as text.
+pub(super) const DETAILS: &str = "causes::text AS causes, history::text AS history, worker, \
+     worker_version, collected_at, outcome_at, payload, payload_json::text AS payload_json, \
+     headers::text AS headers, actions::text AS actions, \
+     ARRAY(SELECT again.id FROM tierline.dead_letters AS again WHERE again.app = letter.app \
+        AND again.identity = letter.identity AND again.life > letter.life ORDER BY again.life) \
+        AS died_again_as";
+
+impl DeadLetter {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let json = |column: &str| {
+            let text: Option<String> = row.try_get(column)?;
+            Ok::<_, sqlx::Error>(text.unwrap_or_default())
+        };
+        let outcome_at: Option<Time> = row.try_get("outcome_at")?;
+        let payload: Vec<u8> = row.try_get("payload")?;
+        let payload_json = serde_json::from_str(&json("payload_json")?).ok();
+        Ok(Self {
+            summary: Summary::read(row)?,
+            causes: serde_json::from_str(&json("causes")?).unwrap_or_default(),
+            history: serde_json::from_str(&json("history")?).unwrap_or_default(),
+            worker: row.try_get("worker")?,
+            worker_version: row.try_get("worker_version")?,
+            collected_at: row.try_get::<Time, _>("collected_at")?.0,
+            outcome_at: outcome_at.map(|time| time.0),
+            died_again_as: row.try_get("died_again_as")?,
+            headers: serde_json::from_str(&json("headers")?).unwrap_or_default(),
+            payload_hex: payload_json.is_none().then(|| hex(&payload)),
+            payload_json,
+            payload,
+            actions: serde_json::from_str(&json("actions")?).unwrap_or_default(),
+        })
+    }
+}

@@ -1,0 +1,284 @@
+//! What was done to many rows at once, and how far it is.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::{DeadLetters, Filter, times};
+use crate::Error;
+use crate::database::Time;
+
+/// Something that is or was done to many rows at once.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Operation {
+    /// Its number.
+    pub id: i64,
+    /// What is done.
+    pub action: OperationKind,
+    /// Who began it.
+    pub who: String,
+    /// Why, in their words.
+    pub why: String,
+    /// Which rows it is about.
+    pub filter: Value,
+    /// How far it is.
+    pub state: OperationState,
+    /// How many rows it was about when it began.
+    pub total: u64,
+    /// How many are done.
+    pub done: u64,
+    /// How many were tried without an answer; they are dead as before.
+    pub failed: u64,
+    /// How many cannot be redriven: their task is not in the map, say.
+    pub refused: u64,
+    /// What there is to say about it: why it stopped, say.
+    pub note: String,
+    /// When it began.
+    #[serde(serialize_with = "times::serialize")]
+    pub started_at: SystemTime,
+    /// When it ended.
+    #[serde(serialize_with = "times::optional::serialize")]
+    pub ended_at: Option<SystemTime>,
+}
+
+/// What is done to many rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OperationKind {
+    /// They are published again.
+    Redrive,
+    /// They are marked as not needed.
+    Discard,
+    /// They are deleted.
+    Purge,
+}
+
+impl OperationKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Redrive => "redrive",
+            Self::Discard => "discard",
+            Self::Purge => "purge",
+        }
+    }
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OperationState {
+    /// It runs, or its process died: then it can be resumed.
+    Running,
+    /// It was told to stop, and will after its batch.
+    Stopping,
+    /// It stopped before its end, and can be resumed; the note says why.
+    Stopped,
+    /// It came to its end.
+    Done,
+}
+
+/// An operation and the values that only its runner needs.
+pub(super) struct Known {
+    pub(super) operation: Operation,
+    pub(super) upto: i64,
+    pub(super) settings: String,
+}
+
+const COLUMNS: &str = "id, action, who, why, filter::text AS filter, settings::text AS settings, \
+     state, upto, total, done, failed, refused, note, started_at, ended_at";
+
+impl DeadLetters {
+    /// An operation, and how far it is.
+    ///
+    /// # Errors
+    /// [`Error::BulkNotFound`], and as every use of the database.
+    pub async fn operation(&self, id: i64) -> Result<Operation, Error> {
+        Ok(self.known_operation(id).await?.operation)
+    }
+
+    /// The last operations, the newest first.
+    ///
+    /// # Errors
+    /// As every use of the database.
+    pub async fn operations(&self, most: u16) -> Result<Vec<Operation>, Error> {
+        let reading = async {
+            let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+                "SELECT {COLUMNS} FROM tierline.dead_letter_operations WHERE app = $1 \
+                 ORDER BY id DESC LIMIT $2"
+            )))
+            .bind(self.app())
+            .bind(i64::from(most))
+            .fetch_all(self.database.pool())
+            .await?;
+            let operations: Result<Vec<_>, _> = rows.iter().map(Known::read).collect();
+            operations
+        };
+        let known = self.within("list operations", reading).await?;
+        Ok(known.into_iter().map(|known| known.operation).collect())
+    }
+
+    /// Tells a bulk redrive to stop after its batch, wherever it runs.
+    ///
+    /// # Errors
+    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it does not run; as every use of the
+    /// database.
+    pub async fn stop(&self, id: i64) -> Result<(), Error> {
+        let stopping = sqlx::query(
+            "UPDATE tierline.dead_letter_operations SET state = 'stopping', \
+             note = 'stopped by ' || $3 WHERE app = $1 AND id = $2 \
+             AND state IN ('running', 'stopping')",
+        )
+        .bind(self.app())
+        .bind(id)
+        .bind(&*self.who)
+        .execute(self.database.pool());
+        let stopped = self.within("stop an operation", stopping).await?;
+        if stopped.rows_affected() == 1 {
+            return Ok(());
+        }
+        self.operation(id).await?;
+        Err(Error::BulkRefused {
+            id,
+            problem: "it does not run any more".into(),
+        })
+    }
+
+    pub(super) async fn known_operation(&self, id: i64) -> Result<Known, Error> {
+        let reading = async {
+            let row = sqlx::query(sqlx::AssertSqlSafe(format!(
+                "SELECT {COLUMNS} FROM tierline.dead_letter_operations WHERE app = $1 AND id = $2"
+            )))
+            .bind(self.app())
+            .bind(id)
+            .fetch_optional(self.database.pool())
+            .await?;
+            row.as_ref().map(Known::read).transpose()
+        };
+        let known = self.within("read an operation", reading).await?;
+        known.ok_or(Error::BulkNotFound { id })
+    }
+
+    /// Notes down that something is about to be done to `total` rows up to the row `upto`.
+    pub(super) async fn begin(
+        &self,
+        action: OperationKind,
+        filter: &Filter,
+        settings: &str,
+        runner: &str,
+        (upto, total): (i64, u64),
+    ) -> Result<i64, Error> {
+        let filter = serde_json::to_string(filter).unwrap_or_default();
+        let beginning = sqlx::query_scalar(
+            "INSERT INTO tierline.dead_letter_operations \
+             (app, action, who, why, filter, settings, runner, upto, total) \
+             VALUES ($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7, $8, $9) RETURNING id",
+        )
+        .bind(self.app())
+        .bind(action.as_str())
+        .bind(&*self.who)
+        .bind(&*self.why)
+        .bind(filter)
+        .bind(settings)
+        .bind(runner)
+        .bind(upto)
+        .bind(i64::try_from(total).unwrap_or(i64::MAX))
+        .fetch_one(self.database.pool());
+        self.within("begin an operation", beginning).await
+    }
+
+    /// Adds to an operation's counts, and says whether it may go on.
+    pub(super) async fn report(
+        &self,
+        id: i64,
+        runner: &str,
+        (done, failed, refused): (u64, u64, u64),
+    ) -> Result<bool, Error> {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let reporting = sqlx::query_scalar(
+            "UPDATE tierline.dead_letter_operations SET done = done + $3, failed = failed + $4, \
+             refused = refused + $5, heard_at = now() WHERE id = $1 AND runner = $2 \
+             RETURNING state",
+        )
+        .bind(id)
+        .bind(runner)
+        .bind(number(done))
+        .bind(number(failed))
+        .bind(number(refused))
+        .fetch_optional(self.database.pool());
+        let state: Option<String> = self.within("report progress", reporting).await?;
+        // None: somebody else has taken it over.
+        Ok(state.as_deref() == Some("running"))
+    }
+
+    /// Notes down how an operation ended. A note that is there already stays where there is none.
+    pub(super) async fn end(
+        &self,
+        id: i64,
+        runner: &str,
+        state: OperationState,
+        note: &str,
+    ) -> Result<Operation, Error> {
+        let state = match state {
+            OperationState::Done => "done",
+            _ => "stopped",
+        };
+        let ending = sqlx::query(
+            "UPDATE tierline.dead_letter_operations SET state = $3, ended_at = now(), \
+             note = CASE WHEN $4 = '' THEN note ELSE $4 END WHERE id = $1 AND runner = $2",
+        )
+        .bind(id)
+        .bind(runner)
+        .bind(state)
+        .bind(note.replace('\0', ""))
+        .execute(self.database.pool());
+        self.within("end an operation", ending).await?;
+        self.operation(id).await
+    }
+}
+
+impl Known {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let count = |column: &str| {
+            let count: i64 = row.try_get(column)?;
+            Ok::<_, sqlx::Error>(count.unsigned_abs())
+        };
+        let filter: String = row.try_get("filter")?;
+        let action: String = row.try_get("action")?;
+        let state: String = row.try_get("state")?;
+        let ended_at: Option<Time> = row.try_get("ended_at")?;
+        Ok(Self {
+            upto: row.try_get("upto")?,
+            settings: row.try_get("settings")?,
+            operation: Operation {
+                id: row.try_get("id")?,
+                action: match action.as_str() {
+                    "discard" => OperationKind::Discard,
+                    "purge" => OperationKind::Purge,
+                    _ => OperationKind::Redrive,
+                },
+                who: row.try_get("who")?,
+                why: row.try_get("why")?,
+                filter: serde_json::from_str(&filter).unwrap_or_default(),
+                state: match state.as_str() {
+                    "running" => OperationState::Running,
+                    "stopping" => OperationState::Stopping,
+                    "stopped" => OperationState::Stopped,
+                    _ => OperationState::Done,
+                },
+                total: count("total")?,
+                done: count("done")?,
+                failed: count("failed")?,
+                refused: count("refused")?,
+                note: row.try_get("note")?,
+                started_at: row.try_get::<Time, _>("started_at")?.0,
+                ended_at: ended_at.map(|time| time.0),
+            },
+        })
+    }
+}

@@ -1,0 +1,284 @@
+//! The way back: a dead letter is published again, confirmed, and then marked.
+//!
+//! A row is first claimed (state `redriving`, with a token and a time), so that two operators never
+//! take the same one. Whoever dies in between leaves claims behind; they are anybody's after the
+//! lease. The message may then be published twice, with the same id, and is never lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use lapin::BasicProperties;
+use sqlx::postgres::PgRow;
+use sqlx::{Postgres, QueryBuilder, Row};
+use tokio::time::Instant;
+
+use super::{DeadLetters, State, properties};
+use crate::database::Time;
+use crate::message::{Message, Redriven};
+use crate::publish::{DEFAULT_DEADLINE, Letter};
+use crate::task::Receipt;
+use crate::topology::{QueueType, Route, Topology};
+use crate::{Error, TaskId};
+
+/// How long a claim holds: longer than any batch takes to be published and marked.
+pub(super) const LEASE: Duration = Duration::from_secs(60);
+/// How many messages of a batch are under way at once.
+const AT_ONCE: usize = 1_000;
+/// The highest priority that every quorum queue bears, on every version of the broker.
+const SAFE_PRIORITY: u8 = 4;
+
+/// A row that is ours to publish.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    pub(super) id: i64,
+    identity: String,
+    life: i32,
+    tier: String,
+    payload: Vec<u8>,
+    properties: Vec<u8>,
+    /// Where it stands in the order of a bulk redrive.
+    pub(super) died_at: Time,
+}
+
+/// What became of a claimed row.
+#[derive(Debug)]
+pub(super) enum Sent {
+    /// Published and confirmed.
+    Confirmed,
+    /// Cannot be published as it is.
+    Refused(Error),
+    /// Not confirmed: it may be published or not.
+    Failed(Error),
+}
+
+impl DeadLetters {
+    /// Publishes a dead letter again, to the tier that the map gives its task today, and waits for
+    /// the confirm. Its attempts, crashes and expiry begin anew; its id, headers and payload stay.
+    ///
+    /// A row is redriven once: if the task dies again, that is a new dead letter, linked to this one.
+    ///
+    /// # Errors
+    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] where its task is no longer in the
+    /// map, it cannot be read, it was redriven already or somebody else is redriving it; as
+    /// publishing, and then it stays dead; as every use of the database.
+    pub async fn redrive(&self, id: i64) -> Result<Receipt, Error> {
+        let publisher = self.publisher()?;
+        let token = uuid::Uuid::now_v7().to_string();
+        let mut query = self.claim(&token);
+        query.push(" AND id = ").push_bind(id);
+        query.push(" AND (state IN ('dead', 'discarded')");
+        self.push_stale(&mut query);
+        query.push(")");
+        let claimed = self.claimed(query).await?;
+        let Some(claimed) = claimed.into_iter().next() else {
+            let problem = match self.get(id).await?.summary.state {
+                State::Redriven => "it was redriven already; if it died again, redrive that",
+                _ => "somebody else is at it just now",
+            };
+            return Err(Error::DeadLetterRefused {
+                id,
+                problem: problem.into(),
+            });
+        };
+        let prepared = prepare(&self.topology, &claimed, &self.who);
+        let (letter, task, tier) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                self.give_back(&token, &[id]).await?;
+                return Err(error);
+            }
+        };
+        let deadline = Instant::now() + DEFAULT_DEADLINE;
+        if let Err(error) = publisher.forward(letter, &task, deadline).await {
+            self.give_back(&token, &[id]).await?;
+            return Err(error);
+        }
+        self.mark(&token, &[id]).await?;
+        Ok(Receipt::new(task, tier, std::time::SystemTime::now()))
+    }
+
+    /// The beginning of a statement that claims rows: conditions follow, then [`claimed`].
+    ///
+    /// [`claimed`]: Self::claimed
+    pub(super) fn claim(&self, token: &str) -> QueryBuilder<Postgres> {
+        let mut query = QueryBuilder::new("WITH token AS (SELECT ");
+        query.push_bind(token.to_owned());
+        query
+            .push("::text AS token), chosen AS (SELECT id FROM tierline.dead_letters WHERE app = ");
+        query.push_bind(self.app().to_owned());
+        query
+    }
+
+    /// A claim that is older than the lease is anybody's.
+    pub(super) fn push_stale(&self, query: &mut QueryBuilder<Postgres>) {
+        query.push(" OR state = 'redriving' AND claimed_at < now() - make_interval(secs => ");
+        query.push_bind(self.lease.as_secs_f64()).push(")");
+    }
+
+    /// Runs a statement that claims rows.
+    pub(super) async fn claimed(
+        &self,
+        mut query: QueryBuilder<Postgres>,
+    ) -> Result<Vec<Claimed>, Error> {
+        query.push(
+            " FOR UPDATE SKIP LOCKED) UPDATE tierline.dead_letters AS letter \
+             SET state = 'redriving', claim = token.token, claimed_at = now() \
+             FROM chosen, token WHERE letter.id = chosen.id \
+             RETURNING letter.id, identity, life, tier, payload, properties, died_at",
+        );
+        let claiming = async {
+            let rows = query.build().fetch_all(self.database.pool()).await?;
+            let claimed: Result<Vec<_>, _> = rows.iter().map(Claimed::read).collect();
+            claimed
+        };
+        self.within("claim dead letters", claiming).await
+    }
+
+    /// Publishes claimed rows, many at once, and says what became of each.
+    pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
+        let publisher = self.publisher()?;
+        let deadline = Instant::now() + DEFAULT_DEADLINE;
+        let sending = claimed.into_iter().map(|claimed| async move {
+            let (letter, task, _) = match prepare(&self.topology, &claimed, &self.who) {
+                Ok(prepared) => prepared,
+                Err(error) => return (claimed.id, Sent::Refused(error)),
+            };
+            match publisher.forward(letter, &task, deadline).await {
+                Ok(()) => (claimed.id, Sent::Confirmed),
+                Err(error) if error.is_transient() => (claimed.id, Sent::Failed(error)),
+                Err(error) => (claimed.id, Sent::Refused(error)),
+            }
+        });
+        let sending = stream::iter(sending).buffer_unordered(AT_ONCE);
+        Ok(sending.collect().await)
+    }
+
+    /// Marks rows as redriven, those whose claim is still ours. Answers how many.
+    pub(super) async fn mark(&self, token: &str, ids: &[i64]) -> Result<u64, Error> {
+        let marking = sqlx::query(
+            "UPDATE tierline.dead_letters SET state = 'redriven', redriven_at = now(), \
+             claim = NULL, claimed_at = NULL, \
+             actions = actions || jsonb_build_object( \
+                 'at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
+                 'who', $3::text, 'what', 'redriven', 'why', $4::text) \
+             WHERE id = ANY($1) AND claim = $2 AND state = 'redriving'",
+        )
+        .bind(ids)
+        .bind(token)
+        .bind(&*self.who)
+        .bind(&*self.why)
+        .execute(self.database.pool());
+        let marked = self.within("mark redriven dead letters", marking).await?;
+        Ok(marked.rows_affected())
+    }
+
+    /// Lets go of rows that were not published: they are dead as before.
+    pub(super) async fn give_back(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
+        let giving = sqlx::query(
+            "UPDATE tierline.dead_letters SET state = 'dead', claim = NULL, claimed_at = NULL \
+             WHERE id = ANY($1) AND claim = $2 AND state = 'redriving'",
+        )
+        .bind(ids)
+        .bind(token)
+        .execute(self.database.pool());
+        self.within("give back dead letters", giving).await?;
+        Ok(())
+    }
+}
+
+impl Claimed {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: row.try_get("id")?,
+            identity: row.try_get("identity")?,
+            life: row.try_get("life")?,
+            tier: row.try_get("tier")?,
+            payload: row.try_get("payload")?,
+            properties: row.try_get("properties")?,
+            died_at: row.try_get("died_at")?,
+        })
+    }
+}
+
+/// A row as the message of its next life, with its address, its id and its tier.
+fn prepare(
+    topology: &Topology,
+    claimed: &Claimed,
+    who: &str,
+) -> Result<(Letter, TaskId, String), Error> {
+    let refused = |problem: String| Error::DeadLetterRefused {
+        id: claimed.id,
+        problem: problem.into(),
+    };
+    let delivered = properties::decode(&claimed.properties)
+        .ok_or_else(|| refused("its properties cannot be read".to_owned()))?;
+    let payload = Arc::<[u8]>::from(claimed.payload.as_slice());
+    let now = std::time::SystemTime::now();
+    let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
+    let message = message.map_err(refused)?;
+    let Some(route) = topology.route(&message.task) else {
+        return Err(refused(format!(
+            "its task `{}` is not mapped to a tier: add it to [tasks] in the map",
+            message.task
+        )));
+    };
+    let limit = topology.broker().max_message_size;
+    if payload.len() as u64 > limit {
+        return Err(Error::TooLarge {
+            task: message.task.as_str().into(),
+            size: payload.len() as u64,
+            limit,
+        });
+    }
+    let message = next_life(topology, claimed, message, &delivered, route, who);
+    let letter = Letter {
+        exchange: topology.names().tasks_exchange(),
+        routing_key: route.tier.clone(),
+        payload,
+        properties: message.follow(&delivered),
+    };
+    Ok((letter, message.id, route.tier.clone()))
+}
+
+fn next_life(
+    topology: &Topology,
+    claimed: &Claimed,
+    mut message: Message,
+    delivered: &BasicProperties,
+    route: &Route,
+    who: &str,
+) -> Message {
+    let id = delivered.message_id().as_ref();
+    if id.is_none_or(|id| id.as_str().is_empty()) {
+        // The same each time, so that a message which is published twice is known again.
+        message.id = TaskId::from(claimed.identity.as_str());
+    }
+    message.priority = priority(topology, claimed, message.priority, route);
+    message.attempt = 1;
+    message.crashes = 0;
+    message.history.clear();
+    message.expires_at = None;
+    message.life = claimed.life.unsigned_abs().saturating_add(1);
+    message.redriven = Some(Redriven {
+        from: claimed.id.to_string(),
+        by: who.to_owned(),
+    });
+    message
+}
+
+/// As it was published where it goes back to the tier that it came from, else as the map says.
+fn priority(topology: &Topology, claimed: &Claimed, published: u8, route: &Route) -> u8 {
+    let tier = topology.tier(&route.tier);
+    let highest = tier.and_then(|tier| tier.max_priority);
+    let priority = match claimed.tier == route.tier {
+        true => published,
+        false => route.priority,
+    };
+    let is_quorum = tier.is_some_and(|tier| tier.queue == QueueType::Quorum);
+    match highest {
+        Some(highest) => priority.min(highest),
+        None if is_quorum && claimed.tier != route.tier => priority.min(SAFE_PRIORITY),
+        None => priority,
+    }
+}

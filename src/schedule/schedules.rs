@@ -1,0 +1,232 @@
+//! Schedules at run time: seen, paused, changed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+
+use super::run;
+use super::state::{Change, Origin, ScheduleState};
+use super::store::Store;
+use crate::Error;
+use crate::database::Database;
+use crate::task::{Publish, Receipt};
+use crate::topology::{Schedule, Topology, near_miss};
+
+/// The schedules of an app, at run time. See [`Tierline::schedules`].
+///
+/// Everything is kept in the database, with who did it and when, and counts for all processes within
+/// a second.
+///
+/// ```no_run
+/// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+/// let schedules = app.schedules()?.by("ada");
+/// schedules.pause("nightly-report").await?;
+/// schedules.run_now("calendar-sync").await?;
+/// for state in schedules.list().await? {
+///     println!("{} is due {:?}", state.schedule.name, state.next_due);
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// [`Tierline::schedules`]: crate::Tierline::schedules
+#[derive(Clone)]
+pub struct Schedules {
+    store: Store,
+    topology: Topology,
+    publisher: Option<Arc<dyn Publish>>,
+    by: String,
+}
+
+impl Schedules {
+    /// The schedules of this map's app in `database`, where there is no broker: all but
+    /// [`run_now`](Self::run_now).
+    pub fn new(topology: Topology, database: Database) -> Self {
+        Self {
+            store: Store::new(database, topology.app()),
+            by: format!("tierline {}", topology.app()),
+            topology,
+            publisher: None,
+        }
+    }
+
+    pub(crate) fn publisher(mut self, publisher: Arc<dyn Publish>) -> Self {
+        self.publisher = Some(publisher);
+        self
+    }
+
+    /// Says who acts, for the record. Default: the app.
+    pub fn by(mut self, who: impl Into<String>) -> Self {
+        self.by = who.into();
+        self
+    }
+
+    /// Every schedule that the database has, by name.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn list(&self) -> Result<Vec<ScheduleState>, Error> {
+        self.store.list().await
+    }
+
+    /// One schedule.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], and those of the database.
+    pub async fn get(&self, name: &str) -> Result<ScheduleState, Error> {
+        let state = self.store.get(name).await;
+        self.known(state).await
+    }
+
+    /// When the next `count` runs of a schedule are due, whether it is paused or not.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], and those of the database.
+    pub async fn next(&self, name: &str, count: usize) -> Result<Vec<SystemTime>, Error> {
+        let state = self.get(name).await?;
+        Ok(state
+            .schedule
+            .upcoming(self.store.now().await?.into(), count))
+    }
+
+    /// What was done to a schedule, by whom and when, the latest first. A schedule that was removed
+    /// still has its history.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn history(&self, name: &str, count: u32) -> Result<Vec<Change>, Error> {
+        self.store.history(name, count).await
+    }
+
+    /// Stops a schedule until it is resumed, also through restarts. Runs that would be due meanwhile
+    /// are not missed: they are not due.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], and those of the database.
+    pub async fn pause(&self, name: &str) -> Result<ScheduleState, Error> {
+        let state = self.store.pause(name, &self.by).await;
+        self.known(state).await
+    }
+
+    /// Goes on with a schedule that was paused, from its next run on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], and those of the database.
+    pub async fn resume(&self, name: &str) -> Result<ScheduleState, Error> {
+        let next = self.next_of(&self.get(name).await?.schedule).await?;
+        let state = self.store.resume(name, &self.by, next).await;
+        self.known(state).await
+    }
+
+    /// Publishes a run of a schedule now, also of one that is paused. Its due time is now; when the
+    /// next one is due does not change.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], those of publishing, and those of the database.
+    pub async fn run_now(&self, name: &str) -> Result<Receipt, Error> {
+        let schedule = self.get(name).await?.schedule;
+        let Some(publisher) = &self.publisher else {
+            return Err(Error::InvalidSchedule {
+                schedule: name.into(),
+                problem: "it cannot run without a broker; connect an app".into(),
+            });
+        };
+        let now = self.store.now().await?;
+        self.store.note_run(name, &self.by).await?;
+        publisher.publish(run::request(&schedule, now, now)).await
+    }
+
+    /// Adds a schedule, as code would at every start: where it says what it said the last time,
+    /// everything stays as it is, and where it says something new, that is in force.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] where it would be refused in the file, or is in the file already;
+    /// those of the database.
+    pub async fn add(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
+        schedule.check(&self.topology)?;
+        let now = self.store.now().await?;
+        let schedules = std::slice::from_ref(schedule);
+        self.store
+            .declare(schedules, Origin::Code, &self.by, now)
+            .await?;
+        let state = self.store.get(&schedule.name).await?;
+        match state.origin {
+            Origin::Code => Ok(state),
+            Origin::File => Err(in_the_file(&schedule.name, "give this one another name")),
+        }
+    }
+
+    /// Puts another definition in force for a schedule of the same name. It stays in force until the
+    /// file, or the code that adds it, says something new. A run that is due stays due unless the
+    /// timing is another.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// use std::time::Duration;
+    /// use tierline::topology::Timing;
+    ///
+    /// let schedules = app.schedules()?.by("ada");
+    /// let mut sync = schedules.get("calendar-sync").await?.schedule;
+    /// sync.timing = Timing::every(Duration::from_secs(600))?;
+    /// schedules.change(&sync).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] where it would be refused in the file, [`Error::UnknownSchedule`],
+    /// and those of the database.
+    pub async fn change(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
+        schedule.check(&self.topology)?;
+        let next = self.next_of(schedule).await?;
+        let state = self.store.change(schedule, &self.by, next).await;
+        self.known(state).await
+    }
+
+    /// Removes a schedule that code has added, or one that is gone from the file.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] where it is in the file, [`Error::UnknownSchedule`], and those of
+    /// the database.
+    pub async fn remove(&self, name: &str) -> Result<ScheduleState, Error> {
+        match self.store.remove(name, &self.by).await {
+            Err(Error::UnknownSchedule { .. }) => {
+                self.get(name).await?;
+                Err(in_the_file(name, "remove it there, or pause it"))
+            }
+            other => other,
+        }
+    }
+
+    async fn next_of(&self, schedule: &Schedule) -> Result<Option<Timestamp>, Error> {
+        let now = self.store.now().await?;
+        Ok(schedule.timing.next_after(now, &schedule.name))
+    }
+
+    /// Adds a near miss to the error for a schedule that is not there.
+    async fn known(&self, state: Result<ScheduleState, Error>) -> Result<ScheduleState, Error> {
+        let Err(Error::UnknownSchedule { schedule, .. }) = state else {
+            return state;
+        };
+        let states = self.store.list().await?;
+        let names = states.iter().map(|state| state.schedule.name.as_str());
+        let near = near_miss(&schedule, names).map(Box::from);
+        Err(Error::UnknownSchedule { schedule, near })
+    }
+}
+
+fn in_the_file(name: &str, help: &str) -> Error {
+    Error::InvalidSchedule {
+        schedule: name.into(),
+        problem: format!("it is in the topology file; {help}").into(),
+    }
+}
+
+impl fmt::Debug for Schedules {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Schedules")
+            .field("app", &self.topology.app())
+            .field("by", &self.by)
+            .finish_non_exhaustive()
+    }
+}

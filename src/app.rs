@@ -201,7 +201,21 @@ impl Tierline {
     /// ```
     pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
         let groups = groups.into_iter().map(Into::into).collect();
-        Worker::new(self.work.clone(), groups)
+        #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
+        let mut parts = self.work.clone();
+        #[cfg(feature = "postgres")]
+        if self.letters.is_some() {
+            let app = self.clone();
+            parts.companion = Some(Arc::new(move |shutdown| {
+                let collector = app.collector();
+                Box::pin(async move {
+                    if let Ok(collector) = collector {
+                        collector.until(shutdown).await;
+                    }
+                })
+            }));
+        }
+        Worker::new(parts, groups)
     }
 
     /// The map.
@@ -386,6 +400,7 @@ impl Builder {
                 version,
                 may_declare: on_connect == OnConnect::Apply,
                 gate: Arc::default(),
+                companion: None,
             },
         })
     }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::check::check;
 use super::gate::{ALONE_FROM, Gate};
@@ -58,7 +60,12 @@ pub(crate) struct WorkerParts {
     pub(crate) version: String,
     pub(crate) may_declare: bool,
     pub(crate) gate: Arc<Gate>,
+    pub(crate) companion: Option<Companion>,
 }
+
+/// What runs beside a worker, from its beginning until the future that it is given completes.
+pub(crate) type Companion =
+    Arc<dyn Fn(BoxFuture<'static, ()>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 impl Worker {
     pub(crate) fn new(parts: WorkerParts, groups: Vec<String>) -> Self {
@@ -92,6 +99,13 @@ impl Worker {
             crash_budget: crash_budget.max(1),
             ..self
         }
+    }
+
+    /// Leaves dead letters in their queues. Default: where the app has a database, the worker also
+    /// collects them into the log.
+    pub fn without_collector(mut self) -> Self {
+        self.parts.companion = None;
+        self
     }
 
     /// Works until `shutdown` completes and what was running then has ended.
@@ -133,6 +147,7 @@ impl Worker {
             topology: parts.topology.clone(),
         });
         let mut pools = Pools::begin(&shop, &parts.topology, &groups);
+        let companion = parts.companion.map(|begin| pools.accompany(&*begin));
         shutdown.await;
         let hurry = async {
             match hurry {
@@ -141,6 +156,9 @@ impl Worker {
             }
         };
         pools.end(&shop, grace, hurry).await;
+        if let Some(companion) = companion {
+            let _ = timeout(WIND_DOWN, companion).await;
+        }
         Ok(())
     }
 
@@ -198,6 +216,18 @@ impl Pools {
             pools.groups.spawn(serve(shop, group.clone(), phase));
         }
         pools
+    }
+
+    /// Lets somebody work beside the groups, until the shutdown begins. It ends with what is returned.
+    fn accompany(
+        &self,
+        begin: &(dyn Fn(BoxFuture<'static, ()>) -> BoxFuture<'static, ()> + Send + Sync),
+    ) -> AbortOnDropHandle<()> {
+        let mut phase = self.phase.subscribe();
+        let told = async move {
+            let _ = phase.wait_for(|phase| *phase >= Phase::Drain).await;
+        };
+        AbortOnDropHandle::new(tokio::spawn(begin(Box::pin(told))))
     }
 
     async fn end(&mut self, shop: &Workshop, grace: Duration, hurry: impl Future<Output = ()>) {

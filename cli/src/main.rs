@@ -3,6 +3,8 @@
 mod arguments;
 mod dlq;
 mod output;
+#[cfg(feature = "admin")]
+mod serve;
 mod table;
 mod topology;
 
@@ -18,6 +20,8 @@ fn main() -> ExitCode {
     let json = match &command {
         Command::Topology(command) => command.input().json,
         Command::Dlq(command) => command.log().input.json,
+        #[cfg(feature = "admin")]
+        Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -34,6 +38,13 @@ fn main() -> ExitCode {
         match command {
             Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
             Command::Dlq(command) => dlq::run(command).await,
+            #[cfg(feature = "admin")]
+            Command::Serve {
+                log,
+                broker,
+                token,
+                listen,
+            } => serve::run(&log, &broker, &token, listen).await,
             Command::Migrate { database, .. } => dlq::migrate(&database).await,
         }
     };

@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Desk;
 use super::problem::Problem;
@@ -286,6 +286,8 @@ fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> Answer<T> {
         true => b"{}",
         false => body.as_ref(),
     };
-    serde_json::from_slice(body)
-        .map_err(|error| Problem::bad(format!("the body is not what it should be: {error}")))
+    // A list would be read as the fields in their order.
+    let read = serde_json::from_slice::<Map<String, Value>>(body);
+    let read = read.and_then(|fields| serde_json::from_value(Value::Object(fields)));
+    read.map_err(|error| Problem::bad(format!("the body is not what it should be: {error}")))
 }

@@ -59,7 +59,7 @@ pub(crate) async fn purge(channel: &Channel, queue: &str) -> Result<u32> {
 /// 256 bytes of JSON.
 pub(crate) fn payload(number: usize) -> Vec<u8> {
     let filling = "x".repeat(225);
-    format!(r#"{{"order":{number:08},"note":"{filling}"}}"#).into_bytes()
+    format!(r#"{{"order":{number},"note":"{filling}"}}"#).into_bytes()
 }
 
 /// A message as a worker leaves it in a dead-letter queue.

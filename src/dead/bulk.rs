@@ -11,7 +11,7 @@ use crate::Error;
 use crate::database::Time;
 
 /// How many rows are claimed at once.
-const BATCH: u32 = 500;
+const BATCH: u32 = 1_000;
 /// How often the outcomes of a canary are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often, and with which pause, it is tried to mark what was published.
@@ -264,23 +264,47 @@ impl Run<'_> {
             return Ok(ended);
         }
         let begin = Instant::now();
-        let mut sent: u32 = 0;
-        loop {
-            let claimed = self.claim(self.batch_size(), &mut after).await?;
-            let Some(size) = u32::try_from(claimed.len()).ok().filter(|size| *size > 0) else {
-                break;
-            };
-            let batch = self.send(claimed).await?;
-            if let Some(ended) = batch.ended() {
-                return Ok(ended);
+        let mut count: u32 = 0;
+        let mut claimed = self.claim(self.batch_size(), &mut after).await?;
+        let mut sent = Vec::new();
+        // While one batch is being published, the one before is marked and the next one claimed.
+        while !claimed.is_empty() {
+            count = count.saturating_add(u32::try_from(claimed.len()).unwrap_or(u32::MAX));
+            let (settled, sending, claiming) = tokio::join!(
+                self.settle(sent),
+                self.publish(claimed, begin, count),
+                self.claim(self.batch_size(), &mut after),
+            );
+            // What was published is marked, whatever happened to the others.
+            sent = sending?;
+            let ended = settled.map(|batch| batch.ended());
+            if let Ok(None) = &ended {
+                claimed = claiming?;
+                continue;
             }
-            sent = sent.saturating_add(size);
-            if let Some(rate) = self.bulk.settings.rate {
-                sleep_until(begin + Duration::from_secs_f64(f64::from(sent) / f64::from(rate)))
-                    .await;
-            }
+            self.settle(sent).await?;
+            let ids: Vec<i64> = claiming?.iter().map(|claimed| claimed.id).collect();
+            self.letters.give_back(self.runner, &ids).await?;
+            return ended.map(|ended| ended.unwrap_or((OperationState::Stopped, String::new())));
         }
-        self.finish().await
+        match self.settle(sent).await?.ended() {
+            Some(ended) => Ok(ended),
+            None => self.finish().await,
+        }
+    }
+
+    /// Publishes a batch, and then waits for as long as the rate asks for `count` in all.
+    async fn publish(
+        &self,
+        claimed: Vec<Claimed>,
+        begin: Instant,
+        count: u32,
+    ) -> Result<Vec<(i64, Sent)>, Error> {
+        let sent = self.letters.send(claimed).await?;
+        if let Some(rate) = self.bulk.settings.rate {
+            sleep_until(begin + Duration::from_secs_f64(f64::from(count) / f64::from(rate))).await;
+        }
+        Ok(sent)
     }
 
     fn batch_size(&self) -> u32 {
@@ -300,7 +324,8 @@ impl Run<'_> {
         if claimed.is_empty() {
             return Ok(None);
         }
-        let batch = self.send(claimed).await?;
+        let sent = self.letters.send(claimed).await?;
+        let batch = self.settle(sent).await?;
         if let Some(ended) = batch.ended() {
             return Ok(Some(ended));
         }
@@ -395,11 +420,11 @@ impl Run<'_> {
         tasks.map(|route| route.task.clone()).collect()
     }
 
-    /// Publishes a batch, marks what was confirmed, gives the rest back, and reports.
-    async fn send(&self, claimed: Vec<Claimed>) -> Result<Batch, Error> {
+    /// Marks what was confirmed, gives the rest back, and reports.
+    async fn settle(&self, sent: Vec<(i64, Sent)>) -> Result<Batch, Error> {
         let (mut confirmed, mut others) = (Vec::new(), Vec::new());
         let (mut failed, mut refused, mut problem) = (0, 0, None);
-        for (id, sent) in self.letters.send(claimed).await? {
+        for (id, sent) in sent {
             match sent {
                 Sent::Confirmed => confirmed.push(id),
                 Sent::Refused(error) => {
@@ -419,6 +444,7 @@ impl Run<'_> {
             self.letters.give_back(self.runner, &others).await?;
         }
         let counts = (confirmed.len() as u64, failed, refused);
+        // An empty one too: whoever stops a redrive should not wait for a batch more than needed.
         let goes_on = self.letters.report(self.id, self.runner, counts).await?;
         if self.bulk.progress.is_some() {
             self.bulk.tell(&self.letters.operation(self.id).await?);

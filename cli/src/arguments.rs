@@ -31,7 +31,7 @@ pub(crate) enum Command {
 
     /// Work with dead letters: list, group, redrive, discard
     #[command(subcommand)]
-    Dlq(Dlq),
+    Dlq(Box<Dlq>),
 
     /// Serve the admin API: dead letters over HTTP, behind a token
     #[cfg(feature = "admin")]

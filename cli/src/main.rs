@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let running = async {
         match command {
             Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
-            Command::Dlq(command) => dlq::run(command).await,
+            Command::Dlq(command) => dlq::run(*command).await,
             #[cfg(feature = "admin")]
             Command::Serve {
                 log,

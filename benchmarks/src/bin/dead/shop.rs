@@ -21,7 +21,7 @@ pub(crate) const MAP: &str = r#"
     [groups.all]
     tiers = ["critical", "normal"]
     concurrency = 16
-    prefetch = 16
+    prefetch = 4
     [tasks]
     "order.pay" = "critical"
     "order.ship" = "normal"

@@ -289,6 +289,19 @@ async fn nonsense_is_answered_clearly_and_changes_nothing() {
         (
             "POST",
             "/admin/dlq/redrive",
+            r#"{"filter":[null,null]}"#,
+            bad,
+        ),
+        ("POST", "/admin/dlq/redrive", r#"{"filter":null}"#, bad),
+        (
+            "POST",
+            "/admin/dlq/redrive",
+            r#"{"filter":{},"canary":[1]}"#,
+            bad,
+        ),
+        (
+            "POST",
+            "/admin/dlq/redrive",
             r#"{"filter":{"tear":"normal"}}"#,
             bad,
         ),

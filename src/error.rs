@@ -354,14 +354,11 @@ pub enum Error {
 
     /// There is no connection to the database, or none was free in time.
     #[error(
-        "cannot {tried}: no connection to {address}: {cause}; is Postgres running, and is this its \
-         address?"
+        "cannot {tried}: no connection: {cause}; is Postgres running, and is this its address?"
     )]
     DatabaseUnreachable {
-        /// What was tried.
+        /// What was tried, and where, without the credentials.
         tried: Box<str>,
-        /// Where it was tried, without the credentials.
-        address: Box<str>,
         /// What happened.
         cause: Box<str>,
     },

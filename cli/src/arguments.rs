@@ -31,7 +31,34 @@ pub(crate) enum Command {
 
     /// Work with dead letters: list, group, redrive, discard
     #[command(subcommand)]
-    Dlq(Dlq),
+    Dlq(Box<Dlq>),
+
+    /// Serve the admin API: dead letters over HTTP, behind a token
+    #[cfg(feature = "admin")]
+    #[command(after_help = "\
+The API is at /admin, and its description at /admin/openapi.json. There is no TLS: listen on a
+loopback address behind a proxy that has it. It ends with Ctrl-C.
+
+Example:
+  TIERLINE_ADMIN_TOKEN=$(openssl rand -hex 32) tierline serve topology/hotel.toml")]
+    Serve {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        broker: Broker,
+        /// The token that every request must carry, of at least 16 bytes; better in the variable, since
+        /// others can see command lines
+        #[arg(
+            long,
+            value_name = "TOKEN",
+            env = "TIERLINE_ADMIN_TOKEN",
+            hide_env_values = true
+        )]
+        token: String,
+        /// Where to listen
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+        listen: std::net::SocketAddr,
+    },
 
     /// Work with schedules: list, next, run, pause, resume
     #[command(subcommand)]

@@ -4,6 +4,8 @@ mod arguments;
 mod dlq;
 mod output;
 mod schedule;
+#[cfg(feature = "admin")]
+mod serve;
 mod table;
 mod topology;
 
@@ -20,6 +22,8 @@ fn main() -> ExitCode {
         Command::Topology(command) => command.input().json,
         Command::Dlq(command) => command.log().input.json,
         Command::Schedule(command) => command.input().json,
+        #[cfg(feature = "admin")]
+        Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -35,8 +39,15 @@ fn main() -> ExitCode {
     let running = async {
         match command {
             Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
-            Command::Dlq(command) => dlq::run(command).await,
             Command::Schedule(command) => schedule::run(command).await.map_err(Failure::from),
+            Command::Dlq(command) => dlq::run(*command).await,
+            #[cfg(feature = "admin")]
+            Command::Serve {
+                log,
+                broker,
+                token,
+                listen,
+            } => serve::run(&log, &broker, &token, listen).await,
             Command::Migrate { database, .. } => dlq::migrate(&database).await,
         }
     };

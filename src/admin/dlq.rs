@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Desk;
 use super::problem::Problem;
@@ -56,10 +56,11 @@ pub(super) struct Most {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Bulk {
-    /// Must be given: `{}` is everything that is dead.
-    filter: Filter,
+    /// Must be given: `{}` is everything that is dead. As fields, because a list would be read as the
+    /// fields in their order, and an empty one as everything.
+    filter: Map<String, Value>,
     rate: Option<u32>,
-    canary: Option<Bird>,
+    canary: Option<Map<String, Value>>,
     by: Option<String>,
     because: Option<String>,
 }
@@ -144,7 +145,7 @@ pub(super) async fn redrive_all(
         because: bulk.because,
     };
     let letters = by.of(&desk.letters);
-    let mut redriving = letters.redrive_all(bulk.filter);
+    let mut redriving = letters.redrive_all(fields(bulk.filter)?);
     if let Some(rate) = bulk.rate {
         if rate == 0 {
             return Err(Problem::bad("`rate` must be at least 1"));
@@ -152,7 +153,7 @@ pub(super) async fn redrive_all(
         redriving = redriving.rate(rate);
     }
     if let Some(bird) = bulk.canary {
-        redriving = redriving.canary(bird.canary()?);
+        redriving = redriving.canary(fields::<Bird>(bird)?.canary()?);
     }
     let permit = desk.permit()?;
     let operation = redriving.prepare().await?;
@@ -286,6 +287,13 @@ fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> Answer<T> {
         true => b"{}",
         false => body.as_ref(),
     };
-    serde_json::from_slice(body)
-        .map_err(|error| Problem::bad(format!("the body is not what it should be: {error}")))
+    fields(serde_json::from_slice(body).map_err(wrong_body)?)
+}
+
+fn fields<T: DeserializeOwned>(fields: Map<String, Value>) -> Answer<T> {
+    serde_json::from_value(Value::Object(fields)).map_err(wrong_body)
+}
+
+fn wrong_body(error: serde_json::Error) -> Problem {
+    Problem::bad(format!("the body is not what it should be: {error}"))
 }

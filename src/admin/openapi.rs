@@ -24,6 +24,12 @@ pub fn description() -> Value {
     })
 }
 
+/// A span of time, or that or a point in time, or a text, as a regular expression.
+const SPAN: &str = "^[1-9][0-9]{0,3}(ms|s|m|h|d)$";
+const TIME: &str =
+    "^[1-9][0-9]{0,3}(ms|s|m|h|d)$|^20[0-9]{2}-0[1-9]-[01][1-9]T[01][0-9]:[0-5][0-9]:[0-5][0-9]Z$";
+const TEXT: &str = "^[^\\u0000]+$";
+
 fn paths() -> Value {
     let filter = filter_parameters();
     let with = |more: Value| Value::Array([list(&filter), list(&more)].concat());
@@ -35,7 +41,8 @@ fn paths() -> Value {
             "get": operation(
                 "Rows, those that died last first",
                 with(json!([limit(), {
-                    "name": "after", "in": "query", "schema": { "type": "string" },
+                    "name": "after", "in": "query",
+                    "schema": { "type": "string", "pattern": "^[0-9]{1,15}-[0-9]{1,15}$" },
                     "description": "`next` of the page before",
                 }])),
                 None, 200, "List",
@@ -150,14 +157,14 @@ fn limit() -> Value {
 }
 
 fn text(name: &str) -> Value {
-    json!({ "name": name, "in": "query", "schema": { "type": "string", "maxLength": 1000 } })
+    json!({ "name": name, "in": "query", "schema": { "type": "string", "minLength": 1, "maxLength": 250, "pattern": TEXT } })
 }
 
 fn filter_parameters() -> Value {
     let words = |name: &str, words: Value| json!({ "name": name, "in": "query", "schema": words });
     let time = |name: &str| {
         json!({
-            "name": name, "in": "query", "schema": { "type": "string" },
+            "name": name, "in": "query", "schema": { "type": "string", "pattern": TIME },
             "description": "24h for so long ago, or 2026-01-31T10:00:00Z",
         })
     };
@@ -197,7 +204,7 @@ fn schemas() -> Value {
     let number = || json!({ "type": "integer", "format": "int64" });
     let time = || json!({ "type": "string", "format": "date-time" });
     let maybe = |kind: &str| json!({ "type": [kind, "null"] });
-    let short = || json!({ "type": "string", "maxLength": 1000 });
+    let short = || json!({ "type": "string", "minLength": 1, "maxLength": 250, "pattern": TEXT });
     let summary = json!({
         "id": number(), "message_id": maybe("string"), "task": maybe("string"), "tier": string(),
         "reason": reasons(), "error": maybe("string"), "error_type": maybe("string"),
@@ -249,7 +256,7 @@ fn schemas() -> Value {
             "canary": object(json!({
                 "count": { "type": "integer", "minimum": 1, "maximum": u32::MAX },
                 "success": { "type": "number", "minimum": 0, "maximum": 1 },
-                "wait": { "type": "string", "description": "such as 10m" },
+                "wait": { "type": "string", "pattern": SPAN, "description": "such as 10m" },
             }), &["count"], true),
             "by": string(), "because": string(),
         }), &["filter"], true),

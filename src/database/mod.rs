@@ -108,8 +108,7 @@ impl Database {
     /// The error for something that was tried on this database.
     pub(crate) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
         let unreachable = |cause: &str| Error::DatabaseUnreachable {
-            tried: tried.into(),
-            address: self.address.as_ref().into(),
+            tried: self.tried(tried),
             cause: cause.into(),
         };
         match error {

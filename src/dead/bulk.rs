@@ -3,20 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep, sleep_until};
 
-use super::redrive::{Claimed, Sent};
+use super::run::Run;
 use super::{DeadLetters, Filter, Operation, OperationKind, OperationState, State};
 use crate::Error;
-use crate::database::Time;
-
-/// How many rows are claimed at once.
-const BATCH: u32 = 500;
-/// How often the outcomes of a canary are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often, and with which pause, it is tried to mark what was published.
-const MARK_TRIES: u32 = 20;
-const MARK_PAUSE: Duration = Duration::from_millis(500);
 
 /// A few first: the rest follows only when enough of them succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -61,17 +51,19 @@ impl Canary {
 #[must_use = "a redrive does nothing until it runs"]
 pub struct BulkRedrive {
     letters: DeadLetters,
-    filter: Filter,
-    settings: Settings,
-    progress: Option<Box<dyn Fn(&Operation) + Send + Sync>>,
+    pub(super) filter: Filter,
+    pub(super) settings: Settings,
+    pub(super) progress: Option<Box<Progress>>,
 }
+
+type Progress = dyn Fn(&Operation) + Send + Sync;
 
 /// What a redrive was begun with, for whoever resumes it.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Settings {
-    rate: Option<u32>,
-    canary: Option<Canary>,
+pub(super) struct Settings {
+    pub(super) rate: Option<u32>,
+    pub(super) canary: Option<Canary>,
 }
 
 impl DeadLetters {
@@ -227,265 +219,9 @@ impl BulkRedrive {
         Ok(ended)
     }
 
-    fn tell(&self, operation: &Operation) {
+    pub(super) fn tell(&self, operation: &Operation) {
         if let Some(progress) = &self.progress {
             progress(operation);
-        }
-    }
-}
-
-/// One run of a redrive, from its beginning or from where an earlier one ended.
-struct Run<'a> {
-    bulk: &'a BulkRedrive,
-    letters: &'a DeadLetters,
-    id: i64,
-    /// Names this run: claims and counts are made in its name.
-    runner: &'a str,
-    upto: i64,
-}
-
-/// How a run ended, and what there is to say about it.
-type Ended = (OperationState, String);
-
-/// What a batch came to.
-struct Batch {
-    confirmed: Vec<i64>,
-    /// Whether the redrive may go on.
-    goes_on: bool,
-    problem: Option<Error>,
-}
-
-impl Run<'_> {
-    async fn all(&self) -> Result<Ended, Error> {
-        let mut after = None;
-        if let Some(canary) = self.bulk.settings.canary
-            && let Some(ended) = self.canary(canary, &mut after).await?
-        {
-            return Ok(ended);
-        }
-        let begin = Instant::now();
-        let mut sent: u32 = 0;
-        loop {
-            let claimed = self.claim(self.batch_size(), &mut after).await?;
-            let Some(size) = u32::try_from(claimed.len()).ok().filter(|size| *size > 0) else {
-                break;
-            };
-            let batch = self.send(claimed).await?;
-            if let Some(ended) = batch.ended() {
-                return Ok(ended);
-            }
-            sent = sent.saturating_add(size);
-            if let Some(rate) = self.bulk.settings.rate {
-                sleep_until(begin + Duration::from_secs_f64(f64::from(sent) / f64::from(rate)))
-                    .await;
-            }
-        }
-        self.finish().await
-    }
-
-    fn batch_size(&self) -> u32 {
-        // A tenth of a second at a time, so that a low rate is even and a stop is quick.
-        let of_rate = self.bulk.settings.rate.map(|rate| (rate / 10).max(1));
-        of_rate.unwrap_or(BATCH).min(BATCH)
-    }
-
-    /// Redrives the first few and waits until it is clear whether enough of them succeed. `None`: it
-    /// is, and they do.
-    async fn canary(
-        &self,
-        canary: Canary,
-        after: &mut Option<(Time, i64)>,
-    ) -> Result<Option<Ended>, Error> {
-        let claimed = self.claim(canary.count, after).await?;
-        if claimed.is_empty() {
-            return Ok(None);
-        }
-        let batch = self.send(claimed).await?;
-        if let Some(ended) = batch.ended() {
-            return Ok(Some(ended));
-        }
-        let count = batch.confirmed.len();
-        // At least one, or the canary would say nothing.
-        let needed = ((count as f64 * canary.success).ceil() as usize).max(1);
-        let deadline = Instant::now() + canary.wait;
-        let stopped = |note: String| Ok(Some((OperationState::Stopped, note)));
-        loop {
-            let (well, badly) = self.outcomes(&batch.confirmed).await?;
-            if well >= needed {
-                return Ok(None);
-            }
-            if badly > count - needed {
-                return stopped(format!(
-                    "the canary died: {badly} of {count} failed again, and {needed} had to succeed"
-                ));
-            }
-            if Instant::now() >= deadline {
-                return stopped(format!(
-                    "the canary says nothing: {well} of {count} succeeded in time, and {needed} had to"
-                ));
-            }
-            if !self.letters.report(self.id, self.runner, (0, 0, 0)).await? {
-                return stopped(String::new());
-            }
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
-    /// How many of these ended well, and how many badly.
-    async fn outcomes(&self, ids: &[i64]) -> Result<(usize, usize), Error> {
-        let reading = sqlx::query_as(
-            "SELECT count(*) FILTER (WHERE outcome IN ('done', 'discarded')), \
-             count(*) FILTER (WHERE outcome IN ('dead', 'expired')) \
-             FROM tierline.dead_letters WHERE id = ANY($1)",
-        )
-        .bind(ids)
-        .fetch_one(self.letters.database.pool());
-        let (well, badly): (i64, i64) = self.letters.within("watch a canary", reading).await?;
-        Ok((well as usize, badly as usize))
-    }
-
-    /// Claims the next rows: first those that are dead, at last those whose claim is too old.
-    async fn claim(
-        &self,
-        most: u32,
-        after: &mut Option<(Time, i64)>,
-    ) -> Result<Vec<Claimed>, Error> {
-        let claimed = self.claim_where("dead", most, *after).await?;
-        // They come in no order.
-        let last = claimed.iter().map(|row| (row.died_at, row.id)).max();
-        *after = last.or(*after);
-        match claimed.is_empty() {
-            true => self.claim_where("redriving", most, None).await,
-            false => Ok(claimed),
-        }
-    }
-
-    async fn claim_where(
-        &self,
-        state: &str,
-        most: u32,
-        after: Option<(Time, i64)>,
-    ) -> Result<Vec<Claimed>, Error> {
-        let mut query = self.letters.claim(self.runner);
-        match state {
-            "dead" => query.push(" AND state = 'dead'"),
-            _ => {
-                query.push(" AND (false");
-                self.letters.push_stale(&mut query);
-                query.push(")")
-            }
-        };
-        query.push(" AND id <= ").push_bind(self.upto);
-        self.bulk.filter.push(&mut query);
-        query.push(" AND (task IS NULL OR task = ANY(");
-        query.push_bind(self.mapped()).push("))");
-        if let Some((died_at, id)) = after {
-            query.push(" AND (died_at, id) > (");
-            query.push_bind(died_at).push(", ");
-            query.push_bind(id).push(")");
-        }
-        query
-            .push(" ORDER BY died_at, id LIMIT ")
-            .push_bind(i64::from(most));
-        self.letters.claimed(query).await
-    }
-
-    fn mapped(&self) -> Vec<String> {
-        let tasks = self.letters.topology.tasks().iter();
-        tasks.map(|route| route.task.clone()).collect()
-    }
-
-    /// Publishes a batch, marks what was confirmed, gives the rest back, and reports.
-    async fn send(&self, claimed: Vec<Claimed>) -> Result<Batch, Error> {
-        let (mut confirmed, mut others) = (Vec::new(), Vec::new());
-        let (mut failed, mut refused, mut problem) = (0, 0, None);
-        for (id, sent) in self.letters.send(claimed).await? {
-            match sent {
-                Sent::Confirmed => confirmed.push(id),
-                Sent::Refused(error) => {
-                    tracing::warn!(%error, "a dead letter cannot be redriven");
-                    refused += 1;
-                    others.push(id);
-                }
-                Sent::Failed(error) => {
-                    failed += 1;
-                    others.push(id);
-                    problem = Some(error);
-                }
-            }
-        }
-        self.mark(&confirmed).await?;
-        if !others.is_empty() {
-            self.letters.give_back(self.runner, &others).await?;
-        }
-        let counts = (confirmed.len() as u64, failed, refused);
-        let goes_on = self.letters.report(self.id, self.runner, counts).await?;
-        if self.bulk.progress.is_some() {
-            self.bulk.tell(&self.letters.operation(self.id).await?);
-        }
-        Ok(Batch {
-            confirmed,
-            goes_on,
-            problem,
-        })
-    }
-
-    /// Published rows that are not marked would be published again: so it is tried for a while.
-    async fn mark(&self, ids: &[i64]) -> Result<(), Error> {
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let mut tries = 0;
-        loop {
-            match self.letters.mark(self.runner, ids).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_transient() && tries < MARK_TRIES => {
-                    tries += 1;
-                    sleep(MARK_PAUSE).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Counts what was left because the map does not have its task, and what others are at.
-    async fn finish(&self) -> Result<Ended, Error> {
-        let mut query = self.letters.select(
-            "SELECT count(*) FILTER (WHERE state = 'dead'), count(*) FILTER (WHERE state = 'redriving')",
-        );
-        query.push(" AND id <= ").push_bind(self.upto);
-        query.push(" AND (state = 'redriving' OR state = 'dead' AND NOT task = ANY(");
-        query.push_bind(self.mapped()).push("))");
-        self.bulk.filter.push(&mut query);
-        let pool = self.letters.database.pool();
-        let reading = query.build_query_as().fetch_one(pool);
-        let (unmapped, elsewhere): (i64, i64) =
-            self.letters.within("count what is left", reading).await?;
-        let counts = (0, 0, unmapped.unsigned_abs());
-        self.letters.report(self.id, self.runner, counts).await?;
-        let mut note = Vec::new();
-        if unmapped > 0 {
-            note.push(format!(
-                "{unmapped} are of tasks that the map does not have"
-            ));
-        }
-        if elsewhere > 0 {
-            note.push(format!("{elsewhere} are being redriven by somebody else"));
-        }
-        Ok((OperationState::Done, note.join("; ")))
-    }
-}
-
-impl Batch {
-    /// How the run ends, if this batch was its last.
-    fn ended(&self) -> Option<Ended> {
-        match &self.problem {
-            // Nobody takes anything for now: the rest would fare no better.
-            Some(problem) if self.confirmed.is_empty() => {
-                Some((OperationState::Stopped, problem.to_string()))
-            }
-            _ if !self.goes_on => Some((OperationState::Stopped, String::new())),
-            _ => None,
         }
     }
 }

@@ -3,10 +3,10 @@
 //! | file | what |
 //! |---|---|
 //! | `entry`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
-//! | `log`, `collect`, `housekeeping` | taking dead letters into the log; retention and growth |
+//! | `collect`, `queues`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
 //! | `filter`, `letter`, `list` | reading the log |
 //! | `triage` | what probably caused a failure, and what to do about it |
-//! | `redrive`, `bulk`, `discard` | one back, many back, none back |
+//! | `redrive`, `bulk`, `run`, `operation`, `discard` | one back, many back, none back |
 //! | `outcome` | how redriven tasks ended |
 
 mod bulk;
@@ -22,7 +22,9 @@ mod log;
 mod operation;
 mod outcome;
 mod properties;
+mod queues;
 mod redrive;
+mod run;
 mod times;
 mod triage;
 mod words;

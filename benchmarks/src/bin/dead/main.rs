@@ -19,10 +19,23 @@ async fn main() -> Result<()> {
     }
     let is_quick = is_quick();
     let mut report = Report::new("dead");
-    collect::measure(&mut report, is_quick).await?;
-    redrive::measure(&mut report, is_quick).await?;
-    plans::measure(&mut report, is_quick).await?;
-    proof::collect(&mut report, is_quick).await?;
-    proof::redrive(&mut report, is_quick).await?;
+    // One part alone, to look at it more closely: `dead redrive`.
+    let part = std::env::args()
+        .skip(1)
+        .find(|argument| !argument.starts_with("--"));
+    let is_asked = |name: &str| part.as_deref().is_none_or(|part| part == name);
+    if is_asked("collect") {
+        collect::measure(&mut report, is_quick).await?;
+    }
+    if is_asked("redrive") {
+        redrive::measure(&mut report, is_quick).await?;
+    }
+    if is_asked("plans") {
+        plans::measure(&mut report, is_quick).await?;
+    }
+    if is_asked("proof") {
+        proof::collect(&mut report, is_quick).await?;
+        proof::redrive(&mut report, is_quick).await?;
+    }
     report.finish()
 }

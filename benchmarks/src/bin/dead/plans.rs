@@ -10,7 +10,8 @@ use tierline_testbed::{database, vhost};
 
 use crate::shop;
 
-/// Rows over the thirty days of the retention, of 400 kinds of failures and two tiers.
+/// Rows over the thirty days of the retention, in the order in which they died, of 400 kinds of
+/// failures and two tiers.
 const FILL: &str = "\
     INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
         error_kind, attempts, died_at, fingerprint, payload, payload_json, properties, state) \
@@ -18,7 +19,7 @@ const FILL: &str = "\
         CASE n % 2 WHEN 0 THEN 'order.pay' ELSE 'order.ship' END, \
         CASE n % 2 WHEN 0 THEN 'critical' ELSE 'normal' END, \
         'retries exhausted', 'connection to 10.0.0.' || n % 250 || ' refused', 'error', 3, \
-        now() - (random() * interval '30 days'), lpad(to_hex(n % 400), 16, '0'), \
+        now() - interval '30 days' * (1 - n::float8 / $3), lpad(to_hex(n % 400), 16, '0'), \
         convert_to('{\"order\":' || n || '}', 'UTF8'), jsonb_build_object('order', n), \
         decode(repeat('07', 400), 'hex'), CASE n % 20 WHEN 0 THEN 'redriven' ELSE 'dead' END \
     FROM generate_series($1::bigint, $2::bigint) AS n";
@@ -36,6 +37,7 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
         sqlx::query(FILL)
             .bind(first)
             .bind((first + 49_999).min(rows - 1))
+            .bind(rows as f64)
             .execute(&pool)
             .await?;
     }

@@ -62,12 +62,12 @@ pub(crate) async fn collect(report: &mut Report, is_quick: bool) -> Result<()> {
     let (amqp, url) = (vhost.amqp_url(), database.url());
     let app = failing(amqp, url).await?;
     let mut collector = Role::start("collector", amqp, url)?;
-    let worker = tokio::spawn(app.work(["all"]).until(std::future::pending()));
+    let worker = work(&app);
     let begin = Instant::now();
     let steps = async {
         for step in 1..=4 {
             until("some to be dead", async || {
-                Ok(published_share(&app, count)? >= step * 20)
+                Ok(published_share(count)? >= step * 20)
             })
             .await?;
             match step {
@@ -111,9 +111,18 @@ pub(crate) async fn collect(report: &mut Report, is_quick: bool) -> Result<()> {
     Ok(())
 }
 
+/// A worker that runs until it is aborted.
+fn work(app: &Tierline) -> tokio::task::JoinHandle<()> {
+    let working = app.work(["all"]).until(std::future::pending::<()>());
+    tokio::spawn(async move {
+        if let Err(error) = working.await {
+            eprintln!("the worker ended: {error}");
+        }
+    })
+}
+
 /// How much of the proof's tasks were published so far, in percent.
-fn published_share(app: &Tierline, count: usize) -> Result<usize> {
-    let _ = app;
+fn published_share(count: usize) -> Result<usize> {
     Ok(PUBLISHED.load(std::sync::atomic::Ordering::Relaxed) * 100 / count)
 }
 
@@ -195,7 +204,7 @@ pub(crate) async fn redrive(report: &mut Report, is_quick: bool) -> Result<()> {
     shop::publish(&channel, "shop.normal.dlx", "", messages).await?;
     let collecting = tokio::spawn(app.collector()?.into_future());
     until("the rows", async || Ok(rows(url).await? == count)).await?;
-    let worker = tokio::spawn(app.work(["all"]).until(std::future::pending()));
+    let worker = work(&app);
     let begin = Instant::now();
     let letters = app.dead_letters()?.lease(LEASE);
     let redriven = Filter::default().state(State::Redriven);

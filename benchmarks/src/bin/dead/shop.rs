@@ -21,7 +21,7 @@ pub(crate) const MAP: &str = r#"
     [groups.all]
     tiers = ["critical", "normal"]
     concurrency = 16
-    prefetch = 16
+    prefetch = 4
     [tasks]
     "order.pay" = "critical"
     "order.ship" = "normal"
@@ -59,7 +59,7 @@ pub(crate) async fn purge(channel: &Channel, queue: &str) -> Result<u32> {
 /// 256 bytes of JSON.
 pub(crate) fn payload(number: usize) -> Vec<u8> {
     let filling = "x".repeat(225);
-    format!(r#"{{"order":{number:08},"note":"{filling}"}}"#).into_bytes()
+    format!(r#"{{"order":{number},"note":"{filling}"}}"#).into_bytes()
 }
 
 /// A message as a worker leaves it in a dead-letter queue.

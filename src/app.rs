@@ -11,7 +11,7 @@ use crate::broker::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::database::Database;
 #[cfg(feature = "postgres")]
-use crate::dead::{Collector, DeadLetters, Triage};
+use crate::dead::{Collector, DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::{Publisher, TraceContext};
 #[cfg(feature = "postgres")]
@@ -343,7 +343,8 @@ impl Builder {
             name,
             on_connect,
             publish_connections,
-            observers,
+            #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
+            mut observers,
             registry,
             data,
             version,
@@ -351,6 +352,11 @@ impl Builder {
         } = self;
         #[cfg(feature = "postgres")]
         let database = postgres.as_deref().map(Database::new).transpose()?;
+        #[cfg(feature = "postgres")]
+        if let Some(database) = &database {
+            let outcomes = Outcomes::start(database.clone(), topology.app());
+            observers.add(move |event| outcomes.hear(event));
+        }
         let connection = open_any(&mut urls, &name).await?;
         match on_connect {
             OnConnect::Apply => {

@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use super::Outcome;
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::message::Message;
+use crate::observe::Event;
 
 /// How many outcomes wait for the database at most; further ones are dropped.
 const WAITING: usize = 10_000;
@@ -47,11 +48,28 @@ impl Outcomes {
 
     /// Notes how a message ended; nothing happens where it was not redriven.
     pub fn record(&self, message: &Message, outcome: Outcome) {
-        let Some(redriven) = &message.redriven else {
-            return;
+        if let Some(redriven) = &message.redriven {
+            self.note(&redriven.from, message.life, outcome);
+        }
+    }
+
+    /// Notes how a redriven task ended, if that is what happened.
+    pub(crate) fn hear(&self, event: &Event<'_>) {
+        let (task, outcome) = match event {
+            Event::Done { task, .. } => (task, Outcome::Done),
+            Event::Dead { task, .. } => (task, Outcome::Dead),
+            Event::Discarded { task, .. } => (task, Outcome::Discarded),
+            Event::Expired { task, .. } => (task, Outcome::Expired),
+            _ => return,
         };
+        if let Some(from) = task.redriven_from {
+            self.note(from, task.life, outcome);
+        }
+    }
+
+    fn note(&self, from: &str, life: u32, outcome: Outcome) {
         // Another producer may write anything there.
-        let (Ok(row), Ok(life)) = (redriven.from.parse(), i32::try_from(message.life)) else {
+        let (Ok(row), Ok(life)) = (from.parse(), i32::try_from(life)) else {
             return;
         };
         if self.sender.try_send(Ended { row, life, outcome }).is_err() {

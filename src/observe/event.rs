@@ -211,6 +211,8 @@ pub struct TaskRef<'a> {
     pub attempt: u32,
     /// How often it was redriven.
     pub life: u32,
+    /// The dead letter in the log that it was redriven from, if it was.
+    pub redriven_from: Option<&'a str>,
 }
 
 /// What a connection to the broker is for.

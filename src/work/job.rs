@@ -252,6 +252,7 @@ async fn bury_unreadable(shop: &Workshop, package: &Package, problem: String) ->
         tier: &package.tier,
         attempt: 1,
         life: 0,
+        redriven_from: None,
     };
     let failure = &failure;
     let event = || Event::Dead {
@@ -378,5 +379,6 @@ pub(super) fn task_ref(message: &Message) -> TaskRef<'_> {
         tier: &message.tier,
         attempt: message.attempt,
         life: message.life,
+        redriven_from: message.redriven.as_ref().map(|it| it.from.as_str()),
     }
 }

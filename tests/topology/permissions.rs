@@ -52,11 +52,22 @@ fn a_publisher_may_publish_and_nothing_else() {
 }
 
 #[test]
-fn a_worker_may_consume_its_own_tiers_only() {
+fn a_worker_may_consume_its_own_tiers_and_collect_all_dead_letters() {
     let worker = permission("hotel.worker.urgent");
     assert_eq!(
         allowed(&worker.read),
-        ["hotel.critical", "hotel.critical.g2", "hotel.high"]
+        [
+            "hotel.bulk.dlq",
+            "hotel.calls.dlq",
+            "hotel.critical",
+            "hotel.critical.dlq",
+            "hotel.critical.g2",
+            "hotel.high",
+            "hotel.high.dlq",
+            "hotel.low.dlq",
+            "hotel.normal.dlq",
+            "hotel.unrouted",
+        ]
     );
     assert_eq!(
         allowed(&worker.write),

@@ -7,3 +7,4 @@ mod collect;
 mod list;
 mod redrive;
 mod support;
+mod worker;

@@ -159,7 +159,7 @@ fn line(event: &Event<'_>) -> String {
 /// Takes one message out of a queue, waiting for it.
 async fn take_one(vhost: &Vhost, queue: &str) -> (Vec<u8>, BasicProperties) {
     let properties = ConnectionProperties::default();
-    let connection = lapin::Connection::connect(&vhost.amqp_url(), properties)
+    let connection = lapin::Connection::connect(vhost.amqp_url(), properties)
         .await
         .unwrap();
     let channel = connection.create_channel().await.unwrap();

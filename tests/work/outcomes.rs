@@ -242,7 +242,7 @@ async fn a_delayed_task_has_waited_only_since_it_fell_due() {
 
 /// Publishes as a program without tierline would.
 async fn send(vhost: &Vhost, tier: &str, payload: &[u8], properties: BasicProperties) {
-    let connection = lapin::Connection::connect(&vhost.amqp_url(), ConnectionProperties::default())
+    let connection = lapin::Connection::connect(vhost.amqp_url(), ConnectionProperties::default())
         .await
         .unwrap();
     let channel = connection.create_channel().await.unwrap();

@@ -267,7 +267,7 @@ impl House {
 
     async fn take_dead(&self) -> (String, Death) {
         let url = self.vhost.amqp_url();
-        let connection = lapin::Connection::connect(&url, ConnectionProperties::default());
+        let connection = lapin::Connection::connect(url, ConnectionProperties::default());
         let connection = connection.await.unwrap();
         let channel = connection.create_channel().await.unwrap();
         let got = channel

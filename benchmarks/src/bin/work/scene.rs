@@ -176,7 +176,7 @@ impl Scene {
 
     async fn with(map: &str, record: Record, is_observed: bool) -> Result<Self> {
         let vhost = tierline_testbed::vhost().await;
-        let app = connect(map, &vhost.amqp_url(), is_observed.then_some(&record)).await?;
+        let app = connect(map, vhost.amqp_url(), is_observed.then_some(&record)).await?;
         Ok(Self {
             vhost,
             app,

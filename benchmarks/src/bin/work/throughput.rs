@@ -58,7 +58,7 @@ async fn fill(scene: &Scene, count: usize) -> Result<()> {
 /// sent for all that has arrived.
 async fn plain(scene: &Scene, window: u16, count: usize, is_multiple: bool) -> Result<f64> {
     let url = scene.vhost.amqp_url();
-    let connection = Connection::connect(&url, ConnectionProperties::default()).await?;
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     channel
         .basic_qos(window, BasicQosOptions::default())

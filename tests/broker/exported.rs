@@ -31,7 +31,7 @@ async fn exported_definitions_make_a_broker_that_is_well_with_users_who_may_just
         broker.rabbitmqctl(&arguments).await.unwrap();
     }
     a_publisher_can_only_publish(&broker).await;
-    a_worker_can_consume_its_own_tiers_and_publish(&broker).await;
+    a_worker_can_consume_its_own_tiers_collect_and_publish(&broker).await;
     who_may_not_declare_is_told_what_is_missing(&broker).await;
 
     broker.close_all_connections().await.unwrap();
@@ -92,11 +92,14 @@ async fn a_publisher_can_only_publish(broker: &Broker) {
     }
 }
 
-async fn a_worker_can_consume_its_own_tiers_and_publish(broker: &Broker) {
+async fn a_worker_can_consume_its_own_tiers_collect_and_publish(broker: &Broker) {
     let url = url(broker, "hotel.worker.urgent");
     for allowed in [
         Attempt::Consume("hotel.critical"),
         Attempt::Consume("hotel.high"),
+        Attempt::Consume("hotel.critical.dlq"),
+        Attempt::Consume("hotel.normal.dlq"),
+        Attempt::Consume("hotel.unrouted"),
         Attempt::Publish("hotel.tasks"),
         Attempt::Publish("hotel.delay.high.05"),
         Attempt::Publish("hotel.delay.bulk.05"),
@@ -107,8 +110,6 @@ async fn a_worker_can_consume_its_own_tiers_and_publish(broker: &Broker) {
     }
     for refused in [
         Attempt::Consume("hotel.normal"),
-        Attempt::Consume("hotel.critical.dlq"),
-        Attempt::Consume("hotel.unrouted"),
         Attempt::Publish("hotel.normal.dlx"),
         Attempt::Publish(""),
         Attempt::Declare("hotel.critical.g2"),

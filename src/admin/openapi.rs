@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::dead::{Outcome, Page, Reason, State};
+use crate::dead::{Page, Reason, RedriveOutcome, State};
 
 /// The API as OpenAPI 3.1. The sets of words are those of the code, and a test compares the paths
 /// with the router's.
@@ -274,6 +274,6 @@ fn listed(name: &str, schema: &str) -> Value {
 }
 
 fn outcomes() -> Vec<Value> {
-    let words = Outcome::ALL.iter().map(|outcome| json!(outcome));
+    let words = RedriveOutcome::ALL.iter().map(|outcome| json!(outcome));
     words.chain([Value::Null]).collect()
 }

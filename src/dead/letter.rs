@@ -8,7 +8,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::fingerprint::hex;
-use super::{Outcome, Reason, State, times};
+use super::{Reason, RedriveOutcome, State, times};
 use crate::database::Time;
 
 /// A dead letter without what may be large.
@@ -52,7 +52,7 @@ pub struct Summary {
     #[serde(serialize_with = "times::optional::serialize")]
     pub redriven_at: Option<SystemTime>,
     /// How its redrive ended.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RedriveOutcome>,
 }
 
 /// A dead letter with all that is known of it.
@@ -153,7 +153,7 @@ impl Summary {
             state: State::parse(row.try_get("state")?).unwrap_or(State::Dead),
             redriven_from: row.try_get("redriven_from")?,
             redriven_at: time("redriven_at")?,
-            outcome: outcome.as_deref().and_then(Outcome::parse),
+            outcome: outcome.as_deref().and_then(RedriveOutcome::parse),
         })
     }
 }

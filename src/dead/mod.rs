@@ -45,7 +45,7 @@ pub use operation::{Operation, OperationKind, OperationState};
 pub use outcome::Outcomes;
 pub use times::parse_time;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
-pub use words::{Outcome, Reason, State};
+pub use words::{Reason, RedriveOutcome, State};
 
 use crate::Error;
 use crate::database::Database;

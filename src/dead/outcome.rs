@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::Outcome;
+use super::RedriveOutcome;
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::message::Message;
 use crate::observe::Event;
@@ -34,7 +34,7 @@ pub struct Outcomes {
 struct Ended {
     row: i64,
     life: i32,
-    outcome: Outcome,
+    outcome: RedriveOutcome,
 }
 
 impl Outcomes {
@@ -47,7 +47,7 @@ impl Outcomes {
     }
 
     /// Notes how a message ended; nothing happens where it was not redriven.
-    pub fn record(&self, message: &Message, outcome: Outcome) {
+    pub fn record(&self, message: &Message, outcome: RedriveOutcome) {
         if let Some(redriven) = &message.redriven {
             self.note(&redriven.from, message.life, outcome);
         }
@@ -56,10 +56,10 @@ impl Outcomes {
     /// Notes how a redriven task ended, if that is what happened.
     pub(crate) fn hear(&self, event: &Event<'_>) {
         let (task, outcome) = match event {
-            Event::Done { task, .. } => (task, Outcome::Done),
-            Event::Dead { task, .. } => (task, Outcome::Dead),
-            Event::Discarded { task, .. } => (task, Outcome::Discarded),
-            Event::Expired { task, .. } => (task, Outcome::Expired),
+            Event::Done { task, .. } => (task, RedriveOutcome::Done),
+            Event::Dead { task, .. } => (task, RedriveOutcome::Dead),
+            Event::Discarded { task, .. } => (task, RedriveOutcome::Discarded),
+            Event::Expired { task, .. } => (task, RedriveOutcome::Expired),
             _ => return,
         };
         if let Some(from) = task.redriven_from {
@@ -67,7 +67,7 @@ impl Outcomes {
         }
     }
 
-    fn note(&self, from: &str, life: u32, outcome: Outcome) {
+    fn note(&self, from: &str, life: u32, outcome: RedriveOutcome) {
         // Another producer may write anything there.
         let (Ok(row), Ok(life)) = (from.parse(), i32::try_from(life)) else {
             return;

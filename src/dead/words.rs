@@ -111,7 +111,7 @@ words! {
 
 words! {
     /// How a redriven task ended.
-    Outcome {
+    RedriveOutcome {
         /// It ran well: the redrive helped.
         Done = "done",
         /// It died again; a new dead letter says why.

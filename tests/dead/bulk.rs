@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sqlx::Connection;
-use tierline::dead::{Canary, Filter, OperationState, Outcome, Outcomes, State};
+use tierline::dead::{Canary, Filter, OperationState, Outcomes, RedriveOutcome, State};
 
 use crate::support::{Letter, Shop, until};
 
@@ -153,7 +153,7 @@ async fn two_operators_at_once_redrive_each_row_once() {
 }
 
 /// A worker that ends every task of a tier in the same way.
-async fn work(shop: &Shop, outcome: Outcome, count: usize) {
+async fn work(shop: &Shop, outcome: RedriveOutcome, count: usize) {
     let outcomes = Outcomes::start(shop.app.database().unwrap().clone(), "shop");
     for message in shop.take("shop.normal", count).await {
         outcomes.record(&message, outcome);
@@ -165,7 +165,7 @@ async fn a_canary_that_lives_lets_the_rest_follow() {
     let shop = with(30).await;
     let canary = Canary::of(5).success(0.8);
     let redriving = shop.letters.redrive_all(Filter::default()).canary(canary);
-    let (operation, ()) = tokio::join!(redriving.run(), work(&shop, Outcome::Done, 5));
+    let (operation, ()) = tokio::join!(redriving.run(), work(&shop, RedriveOutcome::Done, 5));
     let operation = operation.unwrap();
     assert_eq!(
         (operation.state, operation.done),
@@ -178,7 +178,7 @@ async fn a_canary_that_dies_keeps_the_rest_where_it_is() {
     let shop = with(30).await;
     let canary = Canary::of(5).success(0.8);
     let redriving = shop.letters.redrive_all(Filter::default()).canary(canary);
-    let (operation, ()) = tokio::join!(redriving.run(), work(&shop, Outcome::Dead, 5));
+    let (operation, ()) = tokio::join!(redriving.run(), work(&shop, RedriveOutcome::Dead, 5));
     let operation = operation.unwrap();
     assert_eq!(
         (operation.state, operation.done),

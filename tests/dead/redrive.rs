@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use lapin::BasicProperties;
 use tierline::Error;
-use tierline::dead::{Filter, Outcome, Outcomes, State};
+use tierline::dead::{Filter, Outcomes, RedriveOutcome, State};
 use tierline_testbed::Vhost;
 
 use crate::support::{Letter, Shop, connect, until};
@@ -69,7 +69,7 @@ async fn a_redriven_task_that_fails_again_is_a_new_death_linked_to_the_first() {
     assert_eq!((second.life, second.redriven_from), (1, Some(first)));
     assert_eq!(second.state, State::Dead);
     let row = shop.letters.get(first).await.unwrap();
-    assert_eq!(row.summary.outcome, Some(Outcome::Dead));
+    assert_eq!(row.summary.outcome, Some(RedriveOutcome::Dead));
     assert_eq!(row.died_again_as, [second.id]);
     let error = shop.letters.redrive(first).await.unwrap_err();
     assert!(error.to_string().contains("redriven already"), "{error}");
@@ -148,11 +148,11 @@ async fn how_a_redrive_ended_is_in_its_row() {
     let outcomes = Outcomes::start(shop.app.database().unwrap().clone(), "shop");
     let mut stale = message.clone();
     stale.life = 7;
-    outcomes.record(&stale, Outcome::Expired);
-    outcomes.record(&message, Outcome::Done);
+    outcomes.record(&stale, RedriveOutcome::Expired);
+    outcomes.record(&message, RedriveOutcome::Done);
     until("the outcome to be written", async || {
         let row = shop.letters.get(id).await.unwrap();
-        row.summary.outcome == Some(Outcome::Done)
+        row.summary.outcome == Some(RedriveOutcome::Done)
     })
     .await;
 }

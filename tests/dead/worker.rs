@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tierline::dead::{Filter, Outcome, Page, State};
+use tierline::dead::{Filter, Page, RedriveOutcome, State};
 use tierline::{Registry, Task, TaskError, Tierline, Topology};
 use tokio::sync::oneshot;
 
@@ -74,7 +74,7 @@ async fn a_worker_logs_what_dies_and_reports_how_a_redrive_ended() {
     letters.redrive(row.summary.id).await.unwrap();
     until("the redrive to report back", async || {
         let row = letters.get(row.summary.id).await.unwrap();
-        row.summary.state == State::Redriven && row.summary.outcome == Some(Outcome::Done)
+        row.summary.state == State::Redriven && row.summary.outcome == Some(RedriveOutcome::Done)
     })
     .await;
     stop.send(()).unwrap();

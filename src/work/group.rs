@@ -18,7 +18,7 @@ use super::gate::{ALONE_FROM, Claim, Pass};
 use super::job::{self, End, JobId, Kind, News};
 use super::memory::Key;
 use super::order::{Order, Supply, Turn};
-use super::repair::{Repair, Repaired};
+use super::repair::{AFTER_A_LOSS, Repair, Repaired};
 use super::settle::Package;
 use super::subscription::Subscription;
 use super::tier::{Held, Received, Tier};
@@ -225,7 +225,7 @@ impl Group {
     /// all there is.
     async fn subscribe(&mut self, connection: &Arc<Connection>) {
         for tier in 0..self.tiers.len() {
-            let mut repair = self.repair(tier, connection);
+            let mut repair = self.repair(tier, connection, Duration::ZERO);
             let leave = left(self.phase.clone());
             tokio::select! {
                 repaired = poll_fn(|cx| repair.poll(cx)) => self.repaired(tier, repaired),
@@ -254,7 +254,7 @@ impl Group {
                         return Poll::Ready(Exit::Lost(cause));
                     }
                     self.interrupted(tier, &cause);
-                    self.repairs[tier] = Some(self.repair(tier, connection));
+                    self.repairs[tier] = Some(self.repair(tier, connection, AFTER_A_LOSS));
                 }
                 self.poll_repair(tier, cx);
             }
@@ -536,7 +536,7 @@ impl Group {
         state.lost(keys.into_iter());
     }
 
-    fn repair(&self, tier: usize, connection: &Arc<Connection>) -> Repair {
+    fn repair(&self, tier: usize, connection: &Arc<Connection>, after: Duration) -> Repair {
         let tier = &self.tiers[tier];
         let tag = format!("{} {}", self.shop.worker, tier.name);
         Repair::new(
@@ -545,6 +545,7 @@ impl Group {
             tier.queue.clone(),
             tier.window,
             tag,
+            after,
         )
     }
 

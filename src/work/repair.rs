@@ -14,8 +14,10 @@ use crate::backoff::Backoff;
 use crate::broker::{Connection, apply};
 use crate::topology::plan::Plan;
 
-/// How long a queue that is gone is left alone.
-const BEFORE_DECLARING: Duration = Duration::from_millis(300);
+/// How long a queue is left alone that was perhaps deleted. While the deletion of a quorum queue is
+/// under way, who declares it again may get a shell that neither cancels its consumers nor feeds them
+/// (RabbitMQ 3.10), and who consumes from it loses the whole connection (4.3).
+pub(super) const AFTER_A_LOSS: Duration = Duration::from_millis(300);
 
 /// A subscription in the making.
 pub(super) struct Repair(Pin<Box<dyn Future<Output = Repaired> + Send>>);
@@ -27,15 +29,18 @@ pub(super) struct Repaired {
 }
 
 impl Repair {
+    /// A subscription that is begun after a while.
     pub(super) fn new(
         shop: &Arc<Workshop>,
         connection: Arc<Connection>,
         queue: String,
         window: u16,
         tag: String,
+        after: Duration,
     ) -> Self {
         let shop = shop.clone();
         Self(Box::pin(async move {
+            sleep(after).await;
             let mut backoff = Backoff::new();
             let mut was_declared = false;
             loop {
@@ -72,9 +77,6 @@ impl Repair {
 
 /// Declares the queue again; all else too, if that is gone as well.
 async fn declare(shop: &Workshop, connection: &Connection, queue: &str) -> bool {
-    // A quorum queue that is declared again while its deletion is under way may be a shell that
-    // neither cancels its consumers nor feeds them (seen on RabbitMQ 3.10).
-    sleep(BEFORE_DECLARING).await;
     let declared = async {
         let whole = Plan::new(&shop.topology, connection.capabilities())?;
         let mut plan = whole.clone();

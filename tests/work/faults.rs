@@ -178,7 +178,9 @@ async fn a_queue_deleted_behind_our_back_is_declared_again_and_the_other_tier_do
     working.heard.until("consuming", 4).await;
     publish(&working, 0..10).await;
     working.heard.until("done", 20).await;
-    assert_eq!(working.heard.count("disconnected"), 0);
+    let lines = working.heard.lines();
+    let is_cut = lines.iter().any(|line| line.starts_with("disconnected"));
+    assert!(!is_cut, "{lines:#?}");
     working.end().await;
 }
 

@@ -151,7 +151,7 @@ fn line(event: &Event<'_>) -> String {
         Event::Interrupted { tier, cause, .. } => format!("interrupted {tier}: {cause}"),
         Event::Redeclared { tier } => format!("redeclared {tier}"),
         Event::Connected { purpose, .. } => format!("connected {purpose:?}"),
-        Event::Disconnected { purpose, .. } => format!("disconnected {purpose:?}"),
+        Event::Disconnected { purpose, cause } => format!("disconnected {purpose:?}: {cause}"),
         other => format!("{other:?}"),
     }
 }

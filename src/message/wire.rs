@@ -26,7 +26,7 @@
 //!
 //! | header | what |
 //! |---|---|
-//! | `tierline-reason` | why it is dead, [`DeadReason`] in words |
+//! | `tierline-reason` | why it is dead, [`DeadReason`](super::DeadReason) in words |
 //! | `tierline-error` | what went wrong last |
 //! | `tierline-error-kind` | in which way, [`FailureKind`] in words |
 //! | `tierline-error-type` | the type of the error, where it is known |
@@ -38,16 +38,22 @@
 //! The AMQP property `expiration` is never set: it would release delayed messages early. Headers
 //! that the broker adds (`x-…`) are not the publisher's, and are not carried on.
 
+mod dead;
+mod fields;
+
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::{Deserialize, Serialize};
 
-use super::{DeadReason, Death, FailedAttempt, Failure, FailureKind, Message, Redriven};
+use super::{FailedAttempt, FailureKind, Message, Redriven};
 use crate::Error;
 use crate::task::TaskId;
+use dead::{MAX_IN_LIST, MAX_LIST};
+use fields::{count, cut, insert, long};
+pub(crate) use fields::{integer, milliseconds, number, text, time};
 
 /// The version of the format that this release writes, and the newest that it reads.
 pub const VERSION: i64 = 1;
@@ -226,85 +232,6 @@ impl Message {
     }
 }
 
-impl Death {
-    /// The properties of a delivery as a dead letter: all that it came with, whether it can be read
-    /// or not, and what is known of its death, cut to fit.
-    pub(crate) fn properties(
-        &self,
-        delivered: &BasicProperties,
-        message: Option<&Message>,
-    ) -> BasicProperties {
-        let mut headers = carried_on(delivered);
-        let left_out = make_room(&mut headers);
-        if let Some(message) = message {
-            message.write_own(&mut headers);
-        }
-        if !left_out.is_empty() {
-            insert(&mut headers, "tierline-left-out", list_text(&left_out));
-        }
-        let failure = &self.failure;
-        insert(&mut headers, "tierline-reason", long(self.reason.as_str()));
-        insert(
-            &mut headers,
-            "tierline-error",
-            long(cut(&failure.message, MAX_ERROR)),
-        );
-        insert(
-            &mut headers,
-            "tierline-error-kind",
-            long(failure.kind.as_str()),
-        );
-        if let Some(error_type) = &failure.error_type {
-            insert(
-                &mut headers,
-                "tierline-error-type",
-                long(cut(error_type, LONGEST)),
-            );
-        }
-        if !failure.causes.is_empty() {
-            insert(&mut headers, "tierline-causes", list_text(&failure.causes));
-        }
-        insert(
-            &mut headers,
-            "tierline-died-at",
-            AMQPValue::LongLongInt(milliseconds(self.at)),
-        );
-        insert(
-            &mut headers,
-            "tierline-worker",
-            long(cut(&self.worker, LONGEST)),
-        );
-        insert(
-            &mut headers,
-            "tierline-worker-version",
-            long(cut(&self.version, LONGEST)),
-        );
-        sent_again(delivered, headers)
-    }
-
-    /// The death of a message that a worker gave up. `None` where no worker did: it was the broker.
-    pub fn from_wire(properties: &BasicProperties) -> Option<Self> {
-        let headers = properties.headers().as_ref()?.inner();
-        let read = |name: &str| headers.get(name).and_then(text);
-        let kind = read("tierline-error-kind").and_then(|kind| FailureKind::parse(&kind));
-        let causes = read("tierline-causes")
-            .and_then(|causes| serde_json::from_str(&causes).ok())
-            .unwrap_or_default();
-        Some(Self {
-            reason: DeadReason::parse(&read("tierline-reason")?)?,
-            failure: Failure {
-                kind: kind.unwrap_or(FailureKind::Error),
-                message: read("tierline-error").unwrap_or_default(),
-                error_type: read("tierline-error-type"),
-                causes,
-            },
-            at: integer(headers.get("tierline-died-at")).map_or(UNIX_EPOCH, time),
-            worker: read("tierline-worker").unwrap_or_default(),
-            version: read("tierline-worker-version").unwrap_or_default(),
-        })
-    }
-}
-
 /// What a delivery came with, for whoever sends it on: without the headers that the broker added,
 /// which would make it see a cycle, and without those that told of an earlier death.
 pub(crate) fn carried_on(delivered: &BasicProperties) -> FieldTable {
@@ -363,55 +290,6 @@ fn without_expiration(properties: &BasicProperties) -> BasicProperties {
     kept
 }
 
-/// The room that the headers of others have in a dead letter, as they are encoded.
-const MAX_CARRIED: usize = 64 << 10;
-/// The room for the message of an error; for a list of texts; and for one text in a list.
-const MAX_ERROR: usize = 8 << 10;
-const MAX_LIST: usize = 8 << 10;
-const MAX_IN_LIST: usize = 1 << 10;
-
-/// Takes out the largest headers until the rest fits, and names them.
-fn make_room(headers: &mut FieldTable) -> Vec<String> {
-    let mut left_out = Vec::new();
-    let mut sizes: Vec<_> = headers
-        .inner()
-        .iter()
-        .map(|(name, value)| (name.as_str().len() + encoded_size(value), name.clone()))
-        .collect();
-    sizes.sort();
-    let mut total: usize = sizes.iter().map(|(size, _)| size).sum();
-    let mut kept = headers.inner().clone();
-    while total > MAX_CARRIED {
-        let Some((size, name)) = sizes.pop() else {
-            break;
-        };
-        kept.remove(&name);
-        left_out.push(name.to_string());
-        total -= size;
-    }
-    *headers = kept.into();
-    left_out
-}
-
-/// The bytes that a value takes in a frame, or a few more.
-fn encoded_size(value: &AMQPValue) -> usize {
-    const OVERHEAD: usize = 16;
-    OVERHEAD
-        + match value {
-            AMQPValue::LongString(text) => text.as_bytes().len(),
-            AMQPValue::ShortString(text) => text.as_str().len(),
-            AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
-            AMQPValue::FieldArray(values) => values.as_slice().iter().map(encoded_size).sum(),
-            AMQPValue::FieldTable(table) => {
-                let entries = table.inner().iter();
-                entries
-                    .map(|(name, value)| name.as_str().len() + encoded_size(value))
-                    .sum()
-            }
-            _ => 0,
-        }
-}
-
 #[derive(Serialize, Deserialize)]
 struct HistoryEntry {
     attempt: u32,
@@ -453,31 +331,6 @@ fn history(value: Option<&AMQPValue>) -> Vec<FailedAttempt> {
     entries.unwrap_or_default().into_iter().map(read).collect()
 }
 
-/// The first texts, as many as fit.
-fn list_text(texts: &[String]) -> AMQPValue {
-    let mut texts: Vec<_> = texts.iter().map(|text| cut(text, MAX_IN_LIST)).collect();
-    loop {
-        let text = serde_json::to_string(&texts).unwrap_or_default();
-        if text.len() <= MAX_LIST || texts.is_empty() {
-            return long(&text);
-        }
-        texts.pop();
-    }
-}
-
-/// The beginning of a text, of at most so many bytes.
-fn cut(text: &str, longest: usize) -> &str {
-    &text[..text.floor_char_boundary(longest)]
-}
-
-fn long(text: &str) -> AMQPValue {
-    AMQPValue::LongString(text.into())
-}
-
-fn count(value: Option<&AMQPValue>) -> u32 {
-    u32::try_from(integer(value).unwrap_or_default().max(0)).unwrap_or(u32::MAX)
-}
-
 /// Headers that the publisher's own may not be confused with.
 fn is_reserved(name: &str) -> bool {
     name.starts_with(OWN) || name.starts_with("x-") || name == "traceparent"
@@ -491,49 +344,10 @@ fn own_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, S
         .collect()
 }
 
-fn insert(headers: &mut FieldTable, name: &str, value: AMQPValue) {
-    headers.insert(name.into(), value);
-}
-
-/// The header of this name, where it is a number.
-pub(crate) fn number(properties: &BasicProperties, name: &str) -> Option<i64> {
-    integer(properties.headers().as_ref()?.inner().get(name))
-}
-
-/// A number of any width: clients of other languages choose for themselves.
-pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
-    match value? {
-        AMQPValue::ShortShortInt(number) => Some((*number).into()),
-        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
-        AMQPValue::ShortInt(number) => Some((*number).into()),
-        AMQPValue::ShortUInt(number) => Some((*number).into()),
-        AMQPValue::LongInt(number) => Some((*number).into()),
-        AMQPValue::LongUInt(number) => Some((*number).into()),
-        AMQPValue::LongLongInt(number) => Some(*number),
-        _ => None,
-    }
-}
-
-pub(crate) fn text(value: &AMQPValue) -> Option<String> {
-    match value {
-        AMQPValue::LongString(text) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
-        AMQPValue::ShortString(text) => Some(text.as_str().to_owned()),
-        _ => None,
-    }
-}
-
-pub(crate) fn milliseconds(time: SystemTime) -> i64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-pub(crate) fn time(milliseconds: i64) -> SystemTime {
-    let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
-    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::*;
     use crate::task::PublishRequest;
 
@@ -614,62 +428,6 @@ mod tests {
             .with_headers(headers);
         let error = Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap_err();
         assert!(error.contains("version 2"), "{error}");
-    }
-
-    #[test]
-    fn a_dead_letter_tells_what_happened_and_keeps_all_that_it_came_with() {
-        let mut delivered = FieldTable::default();
-        insert(
-            &mut delivered,
-            "x-death",
-            AMQPValue::FieldArray(Default::default()),
-        );
-        insert(&mut delivered, "flag", AMQPValue::Boolean(true));
-        let delivered = BasicProperties::default()
-            .with_expiration("5".into())
-            .with_correlation_id("c".into())
-            .with_headers(delivered);
-        let mut failure = Failure::new(FailureKind::Panic, "é".repeat(MAX_ERROR));
-        failure.causes = vec!["\u{1}".repeat(5_000); 100];
-        let death = Death {
-            reason: DeadReason::CrashLoop,
-            failure,
-            at: time(1_700_000_000_123),
-            worker: "host:1".to_owned(),
-            version: "1.2".to_owned(),
-        };
-        let properties = death.properties(&delivered, None);
-        assert!(properties.expiration().is_none());
-        assert!(properties.correlation_id().is_some());
-        let headers = properties.headers().as_ref().unwrap().inner();
-        assert!(headers.contains_key("flag") && !headers.contains_key("x-death"));
-        let read = Death::from_wire(&properties).unwrap();
-        assert_eq!(
-            (read.reason, read.failure.kind, read.at, &read.worker),
-            (death.reason, death.failure.kind, death.at, &death.worker)
-        );
-        assert!(read.failure.message.starts_with("éé"));
-        assert!(encoded_size(&AMQPValue::FieldTable(headers.clone().into())) < 32 << 10);
-        assert!(Death::from_wire(&delivered).is_none());
-    }
-
-    #[test]
-    fn headers_too_large_to_fit_beside_the_error_are_left_out_by_name() {
-        let mut delivered = FieldTable::default();
-        insert(&mut delivered, "small", long("s"));
-        insert(&mut delivered, "large", long(&"l".repeat(100_000)));
-        let delivered = BasicProperties::default().with_headers(delivered);
-        let death = Death {
-            reason: DeadReason::Permanent,
-            failure: Failure::new(FailureKind::Error, "no"),
-            at: UNIX_EPOCH,
-            worker: String::new(),
-            version: String::new(),
-        };
-        let properties = death.properties(&delivered, None);
-        let headers = properties.headers().as_ref().unwrap().inner();
-        assert!(headers.contains_key("small") && !headers.contains_key("large"));
-        assert_eq!(text(&headers["tierline-left-out"]).unwrap(), r#"["large"]"#);
     }
 
     #[test]

@@ -1,0 +1,79 @@
+//! Values of headers, as text and numbers.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+
+/// The bytes that a value takes in a frame, or a few more.
+pub(super) fn encoded_size(value: &AMQPValue) -> usize {
+    const OVERHEAD: usize = 16;
+    OVERHEAD
+        + match value {
+            AMQPValue::LongString(text) => text.as_bytes().len(),
+            AMQPValue::ShortString(text) => text.as_str().len(),
+            AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
+            AMQPValue::FieldArray(values) => values.as_slice().iter().map(encoded_size).sum(),
+            AMQPValue::FieldTable(table) => {
+                let entries = table.inner().iter();
+                entries
+                    .map(|(name, value)| name.as_str().len() + encoded_size(value))
+                    .sum()
+            }
+            _ => 0,
+        }
+}
+
+/// The beginning of a text, of at most so many bytes.
+pub(super) fn cut(text: &str, longest: usize) -> &str {
+    &text[..text.floor_char_boundary(longest)]
+}
+
+pub(super) fn long(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+pub(super) fn count(value: Option<&AMQPValue>) -> u32 {
+    u32::try_from(integer(value).unwrap_or_default().max(0)).unwrap_or(u32::MAX)
+}
+
+pub(super) fn insert(headers: &mut FieldTable, name: &str, value: AMQPValue) {
+    headers.insert(name.into(), value);
+}
+
+/// The header of this name, where it is a number.
+pub(crate) fn number(properties: &BasicProperties, name: &str) -> Option<i64> {
+    integer(properties.headers().as_ref()?.inner().get(name))
+}
+
+/// A number of any width: clients of other languages choose for themselves.
+pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
+    match value? {
+        AMQPValue::ShortShortInt(number) => Some((*number).into()),
+        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
+        AMQPValue::ShortInt(number) => Some((*number).into()),
+        AMQPValue::ShortUInt(number) => Some((*number).into()),
+        AMQPValue::LongInt(number) => Some((*number).into()),
+        AMQPValue::LongUInt(number) => Some((*number).into()),
+        AMQPValue::LongLongInt(number) => Some(*number),
+        _ => None,
+    }
+}
+
+pub(crate) fn text(value: &AMQPValue) -> Option<String> {
+    match value {
+        AMQPValue::LongString(text) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
+        AMQPValue::ShortString(text) => Some(text.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+pub(crate) fn milliseconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn time(milliseconds: i64) -> SystemTime {
+    let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
+    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
+}

@@ -16,8 +16,9 @@ use crate::message::wire;
 
 /// How long a tier must be quiet before the broker is asked whether it has more.
 const QUIET: Duration = Duration::from_millis(3);
-/// How long slots are held for a tier whose messages do not come, although it has some.
-const LONGEST_HOLD: Duration = Duration::from_millis(50);
+/// How long slots are held for a tier whose messages do not come, although it has some: longer than a
+/// busy broker stalls.
+const LONGEST_HOLD: Duration = Duration::from_millis(300);
 /// How long a consumer may be quiet before it is asked after.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How long an acknowledgement may wait for others. What is not acknowledged when a worker dies runs

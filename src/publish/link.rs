@@ -9,21 +9,18 @@ use futures_util::future::{Either, select};
 use futures_util::stream::StreamExt;
 use lapin::options::ConfirmSelectOptions;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::lane::Lane;
 use super::pool::State;
 use crate::Error;
+use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::observe::{Event, Observers, Purpose};
-use crate::random;
 use crate::topology::capabilities::Capabilities;
 
 /// How many channels a connection has: enough that one which is being replaced stops nobody.
 const LANES: usize = 2;
-/// The pause before the second attempt to connect; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often a connection of which nothing is heard is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -177,7 +174,7 @@ pub(super) async fn keep(
 
 /// Tries all addresses in turn until one answers.
 async fn connect(settings: &Settings, next: &mut usize, tell: &impl Fn(State)) -> Connection {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::new();
     loop {
         let url = &settings.urls[*next % settings.urls.len()];
         let cause = match Connection::open(url, &settings.name).await {
@@ -191,12 +188,6 @@ async fn connect(settings: &Settings, next: &mut usize, tell: &impl Fn(State)) -
             cause: &cause,
         });
         *next += 1;
-        sleep(pause.mul_f64(jitter())).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        backoff.pause().await;
     }
-}
-
-/// Between a half and one, so that processes that lost the same broker do not return at once.
-fn jitter() -> f64 {
-    0.5 + f64::from(random::number()) / f64::from(u32::MAX) / 2.0
 }

@@ -129,6 +129,9 @@ impl DeadLetters {
                 "it still runs; stop it first, or wait until its process is not heard of",
             ));
         }
+        // A stopped run may still be publishing what it claimed; one that died is not.
+        let died = known.operation.state != OperationState::Stopped;
+        self.take_up(died.then_some(&*known.runner)).await?;
         let filter = serde_json::from_value(known.operation.filter.clone());
         let bulk = BulkRedrive {
             letters: self.clone(),
@@ -192,7 +195,9 @@ impl BulkRedrive {
                 problem: "only what is dead can be redriven: leave `state` out".into(),
             });
         }
-        let extent = self.letters.extent(&self.dead()).await?;
+        self.letters.take_up(None).await?;
+        let dead = self.filter.clone().state(State::Dead);
+        let extent = self.letters.extent(&dead).await?;
         let settings = serde_json::to_string(&self.settings).unwrap_or_default();
         let action = OperationKind::Redrive;
         let beginning = self
@@ -201,13 +206,13 @@ impl BulkRedrive {
         Ok((beginning.await?, extent.0))
     }
 
-    fn dead(&self) -> Filter {
-        self.filter.clone().state(State::Dead)
-    }
-
     async fn work(&self, id: i64, runner: &str, upto: i64) -> Result<Operation, Error> {
         let run = Run {
             bulk: self,
+            filter: Filter {
+                state: None,
+                ..self.filter.clone()
+            },
             letters: &self.letters,
             id,
             runner,

@@ -86,12 +86,13 @@ pub enum OperationState {
 /// An operation and the values that only its runner needs.
 pub(super) struct Known {
     pub(super) operation: Operation,
+    pub(super) runner: String,
     pub(super) upto: i64,
     pub(super) settings: String,
 }
 
 const COLUMNS: &str = "id, action, who, why, filter::text AS filter, settings::text AS settings, \
-     state, upto, total, done, failed, refused, note, started_at, ended_at";
+     state, runner, upto, total, done, failed, refused, note, started_at, ended_at";
 
 impl DeadLetters {
     /// An operation, and how far it is.
@@ -253,6 +254,7 @@ impl Known {
         let state: String = row.try_get("state")?;
         let ended_at: Option<Time> = row.try_get("ended_at")?;
         Ok(Self {
+            runner: row.try_get("runner")?,
             upto: row.try_get("upto")?,
             settings: row.try_get("settings")?,
             operation: Operation {

@@ -116,6 +116,23 @@ impl DeadLetters {
         query.push_bind(self.lease.as_secs_f64()).push(")");
     }
 
+    /// Rows whose claim is too old, or was made by a runner that is known to be dead, are dead as
+    /// before.
+    pub(super) async fn take_up(&self, dead_runner: Option<&str>) -> Result<(), Error> {
+        let taking = sqlx::query(
+            "UPDATE tierline.dead_letters SET state = 'dead', claim = NULL, claimed_at = NULL \
+             WHERE app = $1 AND state = 'redriving' \
+             AND (claim = $2 OR claimed_at < now() - make_interval(secs => $3))",
+        )
+        .bind(self.app())
+        .bind(dead_runner)
+        .bind(self.lease.as_secs_f64())
+        .execute(self.database.pool());
+        self.within("take up abandoned dead letters", taking)
+            .await?;
+        Ok(())
+    }
+
     /// Runs a statement that claims rows.
     pub(super) async fn claimed(
         &self,

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::bulk::{BulkRedrive, Canary};
 use super::redrive::{Claimed, Sent};
-use super::{DeadLetters, OperationState};
+use super::{DeadLetters, Filter, OperationState};
 use crate::Error;
 use crate::database::Time;
 
@@ -22,6 +22,8 @@ const MARK_PAUSE: Duration = Duration::from_millis(500);
 /// One run of a redrive, from its beginning or from where an earlier one ended.
 pub(super) struct Run<'a> {
     pub(super) bulk: &'a BulkRedrive,
+    /// Which rows, whatever their state.
+    pub(super) filter: Filter,
     pub(super) letters: &'a DeadLetters,
     pub(super) id: i64,
     /// Names this run: claims and counts are made in its name.
@@ -183,11 +185,11 @@ impl Run<'_> {
             _ => {
                 query.push(" AND (false");
                 self.letters.push_stale(&mut query);
-                query.push(")")
+                query.push(") AND claim <> ").push_bind(self.runner)
             }
         };
         query.push(" AND id <= ").push_bind(self.upto);
-        self.bulk.filter.push(&mut query);
+        self.filter.push(&mut query);
         query.push(" AND (task IS NULL OR task = ANY(");
         query.push_bind(self.mapped()).push("))");
         if let Some((died_at, id)) = after {
@@ -268,7 +270,7 @@ impl Run<'_> {
         query.push(" AND id <= ").push_bind(self.upto);
         query.push(" AND (state = 'redriving' OR state = 'dead' AND NOT task = ANY(");
         query.push_bind(self.mapped()).push("))");
-        self.bulk.filter.push(&mut query);
+        self.filter.push(&mut query);
         let pool = self.letters.database.pool();
         let reading = query.build_query_as().fetch_one(pool);
         let (unmapped, elsewhere): (i64, i64) =

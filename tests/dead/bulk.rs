@@ -91,6 +91,18 @@ async fn a_redrive_is_stopped_and_goes_on_from_there() {
     assert!(shop.letters.resume(id).await.is_err());
 }
 
+/// Somebody claims so many dead rows and dies.
+async fn claim_and_die(shop: &Shop, count: i64) {
+    let claimed = "UPDATE tierline.dead_letters SET state = 'redriving', claim = 'dead process', \
+                   claimed_at = now() WHERE id IN (SELECT id FROM tierline.dead_letters \
+                   WHERE state = 'dead' ORDER BY id LIMIT $1)";
+    let mut connection = sqlx::PgConnection::connect(shop.database.url())
+        .await
+        .unwrap();
+    let claiming = sqlx::query(claimed).bind(count).execute(&mut connection);
+    assert_eq!(claiming.await.unwrap().rows_affected(), count as u64);
+}
+
 #[tokio::test]
 async fn a_crash_in_the_middle_loses_nothing_and_is_taken_up_after_the_lease() {
     let shop = with(200).await;
@@ -100,29 +112,18 @@ async fn a_crash_in_the_middle_loses_nothing_and_is_taken_up_after_the_lease() {
     until("some to be redriven", async || redriven(&shop).await > 5).await;
     running.abort();
     let _ = running.await;
-    // A process that died holding rows, for certain.
-    let claimed = "UPDATE tierline.dead_letters SET state = 'redriving', claim = 'dead process', \
-                   claimed_at = now() WHERE id IN (SELECT id FROM tierline.dead_letters \
-                   WHERE state = 'dead' ORDER BY id LIMIT 50)";
-    let mut connection = sqlx::PgConnection::connect(shop.database.url())
-        .await
-        .unwrap();
-    let claiming = sqlx::query(claimed).execute(&mut connection);
-    claiming.await.unwrap();
 
     let id = letters.operations(1).await.unwrap()[0].id;
-    let mut last = None;
-    until("all to be redriven", async || {
-        if let Ok(operation) = letters.resume(id).await {
-            last = Some(operation);
-        } else {
-            // What was claimed when it resumed is another's, or stale by now.
-            let _ = letters.redrive_all(Filter::default()).run().await;
+    let mut resumed = letters.resume(id).await;
+    until("the operation to be given up by its process", async || {
+        if resumed.is_err() {
+            resumed = letters.resume(id).await;
         }
-        redriven(&shop).await == 200
+        resumed.is_ok()
     })
     .await;
-    assert!(last.is_some());
+    assert_eq!(resumed.unwrap().state, OperationState::Done);
+    assert_eq!(redriven(&shop).await, 200);
     let mut published = BTreeMap::new();
     let depth = shop.depth("shop.normal").await as usize;
     for message in shop.take("shop.normal", depth).await {
@@ -130,6 +131,24 @@ async fn a_crash_in_the_middle_loses_nothing_and_is_taken_up_after_the_lease() {
     }
     assert_eq!(published.len(), 200);
     assert!(published.values().all(|times| *times <= 2), "{published:?}");
+}
+
+#[tokio::test]
+async fn what_a_dead_process_had_claimed_is_anybodys_after_the_lease() {
+    let shop = with(5).await;
+    claim_and_die(&shop, 5).await;
+    let all = || shop.letters.redrive_all(Filter::default());
+    let in_vain = all().run().await.unwrap();
+    assert_eq!((in_vain.total, in_vain.done), (0, 0));
+
+    let letters = shop.letters.clone().lease(Duration::from_millis(1));
+    let dead = Filter::default().state(State::Dead);
+    until("the lease to end", async || {
+        letters.redrive_all(dead.clone()).run().await.unwrap().total == 5
+    })
+    .await;
+    assert_eq!(redriven(&shop).await, 5);
+    assert_eq!(shop.depth("shop.normal").await, 5);
 }
 
 #[tokio::test]

@@ -70,6 +70,11 @@ impl Acks {
         self.unsettled
     }
 
+    /// How many of them are not done with.
+    pub(super) fn open(&self) -> usize {
+        self.unsettled - self.finished.len()
+    }
+
     /// Hands out the acknowledgements of all that is finished: one for the unbroken run from the
     /// oldest on, and one each for the stragglers beyond.
     pub(super) fn flush(&mut self, mut send: impl FnMut(Ack)) {
@@ -142,6 +147,7 @@ mod tests {
         let mut acks = Acks::default();
         (1..=6).for_each(|tag| acks.delivered(tag));
         [2, 1, 3, 6].into_iter().for_each(|tag| acks.finished(tag));
+        assert_eq!((acks.unsettled(), acks.open()), (6, 2));
         assert_eq!(flushed(&mut acks), [(3, true), (6, false)]);
         assert_eq!(acks.unsettled(), 2);
         acks.finished(5);

@@ -124,6 +124,11 @@ impl Subscription {
         self.acks.unsettled()
     }
 
+    /// How many of them are not done with.
+    pub(super) fn open(&self) -> usize {
+        self.acks.open()
+    }
+
     /// A delivery may be acknowledged, which the next flush does.
     pub(super) fn finished(&mut self, tag: u64) {
         self.acks.finished(tag);

@@ -156,9 +156,10 @@ impl Tier {
         let Some(subscription) = &self.subscription else {
             return Supply::Empty;
         };
-        let open = usize::from(self.window).saturating_sub(subscription.unsettled());
-        match self.outlook.expects_more && open > 0 {
-            true => Supply::Coming(open),
+        // What is finished makes room as soon as it is acknowledged, which is about to happen.
+        let room = usize::from(self.window).saturating_sub(subscription.open());
+        match self.outlook.expects_more && room > 0 {
+            true => Supply::Coming(room),
             false => Supply::Empty,
         }
     }
@@ -198,8 +199,14 @@ impl Tier {
     /// A slot is held for this tier: until when, unless something moves. `None`: it is released.
     pub(super) fn hold(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let subscription = self.subscription.as_ref()?;
+        let subscription = self.subscription.as_mut()?;
         let outlook = &mut self.outlook;
+        if subscription.has_finished() {
+            // What the slot is held for comes only after that.
+            subscription.flush();
+            self.gathering_since = None;
+            outlook.moved();
+        }
         let held_since = *outlook.held_since.get_or_insert(now);
         let latest = held_since + LONGEST_HOLD;
         if now >= latest {

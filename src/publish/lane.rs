@@ -7,10 +7,11 @@
 //! a confirm that nobody waits for any more stays with the channel for ever; so a publisher that
 //! gives up leaves it to the owner.
 
-use std::pin::pin;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, Stream};
@@ -51,8 +52,8 @@ pub(super) enum Answer {
     NotSent,
 }
 
-/// A way to the owner of a channel. Clones lead to the same one.
-#[derive(Debug, Clone)]
+/// A way to the owner of a channel.
+#[derive(Debug)]
 pub(super) struct Lane {
     channel: Channel,
     progress: Arc<Progress>,
@@ -106,26 +107,58 @@ impl Lane {
 
     /// Sends a letter and waits for what becomes of it; the first wait is for room in the window.
     pub(super) async fn send(&self, letter: Arc<Letter>) -> Answer {
-        let window = Arc::clone(&self.window);
-        let permit = match Arc::clone(&window).try_acquire_owned() {
-            Ok(permit) => permit,
+        let posted = match self.post_now(letter) {
+            Ok(posted) => posted,
             // Seldom, and in a box so that the way of most stays small.
-            Err(_) => match Box::pin(window.acquire_owned()).await {
-                Ok(permit) => permit,
+            Err(letter) => match Box::pin(Arc::clone(&self.window).acquire_owned()).await {
+                Ok(permit) => self.post(letter, permit),
                 Err(_) => return Answer::NotSent,
             },
         };
+        posted.await
+    }
+
+    /// Sends a letter, unless the window has no room.
+    pub(super) fn post_now(&self, letter: Arc<Letter>) -> Result<Posted, Arc<Letter>> {
+        match Arc::clone(&self.window).try_acquire_owned() {
+            Ok(permit) => Ok(self.post(letter, permit)),
+            Err(_) => Err(letter),
+        }
+    }
+
+    fn post(&self, letter: Arc<Letter>, permit: OwnedSemaphorePermit) -> Posted {
         let (answer, answered) = oneshot::channel();
         let order = Order {
             letter,
             answer,
             permit,
         };
-        if self.letters.send(order).is_err() {
-            return Answer::NotSent;
+        match self.letters.send(order) {
+            Ok(()) => Posted::UnderWay(answered),
+            Err(_) => Posted::NotSent,
         }
-        let lost = |_| Answer::Lost("the channel was closed".to_owned());
-        answered.await.unwrap_or_else(lost)
+    }
+}
+
+/// A letter that was handed over: what becomes of it.
+#[derive(Debug)]
+pub(super) enum Posted {
+    UnderWay(oneshot::Receiver<Answer>),
+    Confirmed,
+    NotSent,
+}
+
+impl Future for Posted {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
+        match &mut *self {
+            Self::Confirmed => Poll::Ready(Answer::Confirmed),
+            Self::NotSent => Poll::Ready(Answer::NotSent),
+            Self::UnderWay(answered) => Pin::new(answered).poll(cx).map(|answer| {
+                answer.unwrap_or_else(|_| Answer::Lost("the channel was closed".to_owned()))
+            }),
+        }
     }
 }
 
@@ -147,7 +180,7 @@ async fn own(
                     if under_way.is_empty() {
                         progress.made();
                     }
-                    under_way.push(post(&channel, order));
+                    under_way.push(publish(&channel, order));
                 }
                 None => {
                     is_last = true;
@@ -200,7 +233,7 @@ impl Progress {
     }
 }
 
-async fn post(channel: &Channel, order: Order) -> Ended {
+async fn publish(channel: &Channel, order: Order) -> Ended {
     let Order {
         letter,
         answer,

@@ -36,7 +36,7 @@ pub(super) struct Settings {
 #[derive(Debug)]
 pub(super) struct Live {
     connection: Connection,
-    lanes: [Mutex<Option<Lane>>; LANES],
+    lanes: [Mutex<Option<Arc<Lane>>>; LANES],
     next: AtomicUsize,
     /// Tells the keeper that the connection is not worth waiting for.
     broken: Notify,
@@ -70,24 +70,24 @@ impl Live {
     }
 
     /// The next lane in turn, if it is there and nobody is replacing it.
-    pub(super) fn lane_now(&self) -> Option<Lane> {
+    pub(super) fn lane_now(&self) -> Option<Arc<Lane>> {
         let slot = self.next_slot().try_lock().ok()?;
         slot.as_ref().filter(|lane| !lane.is_closed()).cloned()
     }
 
-    fn next_slot(&self) -> &Mutex<Option<Lane>> {
+    fn next_slot(&self) -> &Mutex<Option<Arc<Lane>>> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         &self.lanes[turn % LANES]
     }
 
     /// The next lane in turn. One whose channel is gone is replaced; what was under way on the
     /// others goes on.
-    pub(super) async fn lane(&self) -> Result<Lane, Error> {
+    pub(super) async fn lane(&self) -> Result<Arc<Lane>, Error> {
         let mut slot = self.next_slot().lock().await;
         match &*slot {
             Some(lane) if !lane.is_closed() => Ok(lane.clone()),
             _ => {
-                let lane = self.open_lane().await?;
+                let lane = Arc::new(self.open_lane().await?);
                 Ok(slot.insert(lane).clone())
             }
         }

@@ -2,6 +2,7 @@
 
 mod lane;
 mod link;
+mod many;
 mod pool;
 mod returns;
 
@@ -9,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::stream::{Stream, StreamExt};
+use futures_util::stream::Stream;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::broker::Connection;
@@ -28,8 +29,6 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
-/// How many messages of one `publish_many` are under way at once.
-const MANY: usize = 1_000;
 /// The pause before a refused or lost message is sent again; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -116,7 +115,14 @@ impl Publisher {
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
-        self.inner.deliver(letter, id, deadline, false).await
+        let parcel = Parcel {
+            letter: Arc::new(letter),
+            id: id.clone(),
+            tier: String::new(),
+            deadline,
+            is_once: false,
+        };
+        self.inner.deliver(&parcel).await
     }
 
     /// The priority that a message may have in a quorum queue, delay levels included.
@@ -133,13 +139,7 @@ impl Publisher {
     where
         S: Stream<Item = PublishRequest>,
     {
-        let publisher = self.clone();
-        requests
-            .map(move |request| {
-                let publisher = publisher.clone();
-                async move { publisher.inner.publish(request).await }
-            })
-            .buffered(MANY)
+        many::Many::new(self.inner.clone(), requests)
     }
 }
 
@@ -157,6 +157,16 @@ impl fmt::Debug for Publisher {
     }
 }
 
+/// A letter, and what its publisher wants of it.
+struct Parcel {
+    letter: Arc<Letter>,
+    id: TaskId,
+    /// The tier that the map gives its task; empty where it has its address already.
+    tier: String,
+    deadline: Instant,
+    is_once: bool,
+}
+
 /// What an attempt met, for the error at the deadline.
 enum Obstacle {
     Refused,
@@ -167,7 +177,14 @@ enum Obstacle {
 }
 
 impl Inner {
-    async fn publish(&self, mut request: PublishRequest) -> Result<Receipt, Error> {
+    async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
+        let parcel = self.parcel(request)?;
+        let delivered = self.deliver(&parcel).await;
+        self.receipt(parcel, delivered)
+    }
+
+    /// What a request comes to on the wire.
+    fn parcel(&self, mut request: PublishRequest) -> Result<Parcel, Error> {
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
@@ -176,10 +193,21 @@ impl Inner {
         let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
         let is_once = request.once;
         let (letter, id, tier) = self.address(request)?;
-        match self.deliver(letter, &id, deadline, is_once).await {
-            Ok(()) => Ok(Receipt::new(id, tier, SystemTime::now())),
+        Ok(Parcel {
+            letter: Arc::new(letter),
+            id,
+            tier,
+            deadline,
+            is_once,
+        })
+    }
+
+    /// What the publisher is told in the end.
+    fn receipt(&self, parcel: Parcel, delivered: Result<(), Error>) -> Result<Receipt, Error> {
+        match delivered {
+            Ok(()) => Ok(Receipt::new(parcel.id, parcel.tier, SystemTime::now())),
             Err(Error::Unroutable { id, .. }) => {
-                let queue = self.queue_of(&tier);
+                let queue = self.queue_of(&parcel.tier);
                 Err(Error::Unroutable { id, queue })
             }
             Err(error) => Err(error),
@@ -187,41 +215,38 @@ impl Inner {
     }
 
     /// Sends a letter until it is confirmed, at the latest until the deadline.
-    async fn deliver(
-        &self,
-        letter: Letter,
-        id: &TaskId,
-        deadline: Instant,
-        is_once: bool,
-    ) -> Result<(), Error> {
-        let letter = Arc::new(letter);
+    async fn deliver(&self, parcel: &Parcel) -> Result<(), Error> {
         let mut attempted = None;
         // Nearly all go this way, so it is kept short: a thousand of its futures are alive at once.
         if let Some((live, lane)) = self.pool.lane_now() {
-            match send(&live, &lane, &letter, deadline).await {
+            match send(&live, &lane, &parcel.letter, parcel.deadline).await {
                 Ok(Answer::Confirmed) => return Ok(()),
                 met => attempted = Some(met),
             }
         }
-        Box::pin(self.persist(letter, id, deadline, is_once, attempted)).await
+        Box::pin(self.persist(parcel, attempted)).await
     }
 
     /// Goes on after a first attempt, if there was one.
     async fn persist(
         &self,
-        letter: Arc<Letter>,
-        id: &TaskId,
-        deadline: Instant,
-        is_once: bool,
+        parcel: &Parcel,
         mut attempted: Option<Result<Answer, Obstacle>>,
     ) -> Result<(), Error> {
+        let Parcel {
+            letter,
+            id,
+            deadline,
+            is_once,
+            ..
+        } = parcel;
         let mut pause = FIRST_PAUSE;
         // Whatever follows: an attempt without an answer may have stored it.
         let mut lost = None;
         loop {
             let met = match attempted.take() {
                 Some(met) => met,
-                None => self.attempt(&letter, deadline).await,
+                None => self.attempt(letter, *deadline).await,
             };
             let obstacle = match met {
                 Ok(Answer::Confirmed) => return Ok(()),
@@ -237,7 +262,7 @@ impl Inner {
                 Err(obstacle) => obstacle,
             };
             let is_lost = matches!(obstacle, Obstacle::Lost(_));
-            if Instant::now() + pause >= deadline || (is_once && is_lost) {
+            if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
                 return Err(lost.unwrap_or(obstacle).into_error(id.clone()));
             }
             if is_lost {
@@ -277,13 +302,12 @@ impl Inner {
                 limit,
             });
         }
-        let (exchange, routing_key) =
-            match delay::route(app, &route.tier, request.delay.unwrap_or_default())? {
-                Some(delayed) => (delayed.exchange, delayed.routing_key),
-                None => (self.topology.names().tasks_exchange(), route.tier.clone()),
-            };
-        let is_delayed = exchange != self.topology.names().tasks_exchange();
-        let priority = self.priority(route, request.priority, is_delayed)?;
+        let delayed = delay::route(app, &route.tier, request.delay.unwrap_or_default())?;
+        let priority = self.priority(route, request.priority, delayed.is_some())?;
+        let (exchange, routing_key) = match delayed {
+            Some(delayed) => (delayed.exchange, delayed.routing_key),
+            None => (self.topology.names().tasks_exchange(), route.tier.clone()),
+        };
         let mut message = Message::first(request, &route.tier, priority, SystemTime::now());
         message.priority = priority;
         let properties = message.properties(app)?;
@@ -338,14 +362,17 @@ async fn send(
 ) -> Result<Answer, Obstacle> {
     match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
         Ok(answer) => Ok(answer),
-        Err(_) if live.is_blocked() => Err(Obstacle::Blocked),
-        Err(_) => {
-            lane.give_up_if_stuck();
-            Err(Obstacle::Lost(
-                "the broker did not confirm it in time".to_owned(),
-            ))
-        }
+        Err(_) => Err(overdue(live, lane)),
     }
+}
+
+/// No answer has come by the deadline.
+fn overdue(live: &Live, lane: &Lane) -> Obstacle {
+    if live.is_blocked() {
+        return Obstacle::Blocked;
+    }
+    lane.give_up_if_stuck();
+    Obstacle::Lost("the broker did not confirm it in time".to_owned())
 }
 
 impl Obstacle {

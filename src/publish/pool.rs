@@ -67,14 +67,14 @@ impl Pool {
     }
 
     /// A lane that is there already, as nearly always.
-    pub(super) fn lane_now(&self) -> Option<(Arc<Live>, Lane)> {
+    pub(super) fn lane_now(&self) -> Option<(Arc<Live>, Arc<Lane>)> {
         let live = self.choose(&self.states.borrow()).ok()?;
         let lane = live.lane_now()?;
         Some((live, lane))
     }
 
     /// A lane to publish on, before the deadline.
-    pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Lane), NoLane> {
+    pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Arc<Lane>), NoLane> {
         let live = self.live(deadline).await?;
         match timeout_at(deadline, live.lane()).await {
             Ok(Ok(lane)) => Ok((live, lane)),

@@ -73,9 +73,10 @@ pub(super) fn start(
     tokio::spawn(async move {
         let end = match kind {
             Kind::Run => run(&shop, package, &guard).await,
-            Kind::Suspect => suspect(&shop, &package).await,
-            Kind::SendAround => send_around(&shop, &package).await,
-            Kind::Hung(since) => bury_hung(&shop, &package, since).await,
+            // In boxes, like all that is seldom: every job has room for the largest of them.
+            Kind::Suspect => Box::pin(suspect(&shop, &package)).await,
+            Kind::SendAround => Box::pin(send_around(&shop, &package)).await,
+            Kind::Hung(since) => Box::pin(bury_hung(&shop, &package, since)).await,
         };
         guard.tell(end);
     });
@@ -108,7 +109,7 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
     let now = SystemTime::now();
     let message = match package.open(now) {
         Ok(message) => Arc::new(message),
-        Err(problem) => return bury_unreadable(shop, &package, problem).await,
+        Err(problem) => return Box::pin(bury_unreadable(shop, &package, problem)).await,
     };
     let task = task_ref(&message);
     let Some(route) = shop.topology.route(&message.task) else {
@@ -117,7 +118,8 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
             message.task
         );
         let failure = Failure::new(FailureKind::NotStarted, problem);
-        return bury(shop, &package, &message, DeadReason::UnknownTask, failure).await;
+        let reason = DeadReason::UnknownTask;
+        return Box::pin(bury(shop, &package, &message, reason, failure)).await;
     };
     if route.tier != package.tier {
         let mapped = &route.tier;
@@ -125,7 +127,10 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
         shop.observers.tell(&Event::Strayed { task, mapped });
     }
     if let Some(verdict) = shop.executor.refuses(&message) {
-        return settle(shop, &package, &message, verdict, Duration::ZERO).await;
+        return match is_over(shop, &message, &verdict, Duration::ZERO) {
+            true => End::Completed,
+            false => Box::pin(follow(shop, &package, &message, verdict)).await,
+        };
     }
     let due_at = message.due_at.unwrap_or(message.enqueued_at);
     let waited = now
@@ -135,8 +140,9 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
     let begin = Instant::now();
     let ended = watched(shop, &message, guard).await;
     match ended {
-        Some(verdict) => settle(shop, &package, &message, verdict, begin.elapsed()).await,
-        None => give_up_slot(shop, &package, &message).await,
+        Some(verdict) if is_over(shop, &message, &verdict, begin.elapsed()) => End::Completed,
+        Some(verdict) => Box::pin(follow(shop, &package, &message, verdict)).await,
+        None => Box::pin(give_up_slot(shop, &package, &message)).await,
     }
 }
 
@@ -171,32 +177,30 @@ async fn watched(shop: &Arc<Workshop>, message: &Arc<Message>, guard: &Guard) ->
     verdict
 }
 
-/// Makes the outcome durable.
-async fn settle(
-    shop: &Workshop,
-    package: &Package,
-    message: &Message,
-    verdict: Verdict,
-    ran: Duration,
-) -> End {
+/// Tells of an outcome on which nothing follows; whether it is one.
+fn is_over(shop: &Workshop, message: &Message, verdict: &Verdict, ran: Duration) -> bool {
     let task = task_ref(message);
     let (name, id) = (task.name, task.id);
     match verdict {
-        Verdict::Done => {
-            shop.observers.tell(&Event::Done { task, ran });
-            End::Completed
-        }
+        Verdict::Done => shop.observers.tell(&Event::Done { task, ran }),
         Verdict::Discarded { reason } => {
             tracing::info!(task = name, %id, reason, "discarded");
-            let reason = &reason;
             shop.observers.tell(&Event::Discarded { task, reason });
-            End::Completed
         }
         Verdict::Expired { late } => {
             tracing::info!(task = name, %id, ?late, "expired, not run");
-            shop.observers.tell(&Event::Expired { task, late });
-            End::Completed
+            shop.observers.tell(&Event::Expired { task, late: *late });
         }
+        Verdict::Snooze { .. } | Verdict::Retry { .. } | Verdict::Dead { .. } => return false,
+    }
+    true
+}
+
+/// Makes what follows on the message durable.
+async fn follow(shop: &Workshop, package: &Package, message: &Message, verdict: Verdict) -> End {
+    let task = task_ref(message);
+    match verdict {
+        Verdict::Done | Verdict::Discarded { .. } | Verdict::Expired { .. } => End::Completed,
         Verdict::Snooze { after } => {
             let stored = shop.snooze(package, message.clone(), after).await;
             shop.ended(task, stored, || Event::Snoozed { task, after })

@@ -4,7 +4,6 @@
 //! take the same one. Whoever dies in between leaves claims behind; they are anybody's after the
 //! lease. The message may then be published twice, with the same id, and is never lost.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 use super::{DeadLetters, State, properties};
 use crate::database::Time;
 use crate::message::{Message, Redriven};
-use crate::publish::{DEFAULT_DEADLINE, Letter};
+use crate::publish::{Content, DEFAULT_DEADLINE, Letter};
 use crate::task::Receipt;
 use crate::topology::{QueueType, Route, Topology};
 use crate::{Error, TaskId};
@@ -230,7 +229,6 @@ fn prepare(
     };
     let delivered = properties::decode(&claimed.properties)
         .ok_or_else(|| refused("its properties cannot be read".to_owned()))?;
-    let payload = Arc::<[u8]>::from(claimed.payload.as_slice());
     let now = std::time::SystemTime::now();
     let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
     let message = message.map_err(refused)?;
@@ -241,10 +239,11 @@ fn prepare(
         )));
     };
     let limit = topology.broker().max_message_size;
-    if payload.len() as u64 > limit {
+    let size = claimed.payload.len() as u64;
+    if size > limit {
         return Err(Error::TooLarge {
             task: message.task.as_str().into(),
-            size: payload.len() as u64,
+            size,
             limit,
         });
     }
@@ -252,8 +251,10 @@ fn prepare(
     let letter = Letter {
         exchange: topology.names().tasks_exchange(),
         routing_key: route.tier.clone(),
-        payload,
-        properties: message.follow(&delivered),
+        content: Content::Forwarded {
+            payload: claimed.payload.clone(),
+            properties: message.follow(&delivered),
+        },
     };
     Ok((letter, message.id, route.tier.clone()))
 }

@@ -71,13 +71,8 @@ const FIELD_OVERHEAD: usize = 6;
 const LONGEST: usize = 255;
 
 impl Message {
-    /// The properties that carry this message, published by `app`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidMessage`] where a name or an identifier does not fit,
-    /// [`Error::HeadersTooLarge`] where the headers do not.
-    pub(crate) fn properties(&self, app: &str) -> Result<BasicProperties, Error> {
-        self.check()?;
+    /// The properties that carry this message, which was [checked](Self::check), published by `app`.
+    pub(crate) fn properties(&self, app: &str) -> BasicProperties {
         let mut headers = FieldTable::default();
         for (name, value) in &self.headers {
             insert(&mut headers, name, long(value));
@@ -86,14 +81,14 @@ impl Message {
             insert(&mut headers, "traceparent", long(traceparent));
         }
         self.write_own(&mut headers);
-        Ok(BasicProperties::default()
+        BasicProperties::default()
             .with_content_type("application/json".into())
             .with_delivery_mode(PERSISTENT)
             .with_priority(self.priority)
             .with_message_id(self.id.as_str().into())
             .with_type(self.task.as_str().into())
             .with_app_id(app.into())
-            .with_headers(headers))
+            .with_headers(headers)
     }
 
     /// The properties of what follows on a delivery: what it came with, with this message's own
@@ -137,7 +132,12 @@ impl Message {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Whether it can be written as properties.
+    ///
+    /// # Errors
+    /// [`Error::InvalidMessage`] where a name or an identifier does not fit,
+    /// [`Error::HeadersTooLarge`] where the headers do not.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |problem: String| {
             Err(Error::InvalidMessage {
                 task: self.task.as_str().into(),
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_message_comes_out_as_it_went_in() {
         let sent = message();
-        let properties = sent.properties("hotel").unwrap();
+        let properties = sent.properties("hotel");
         assert_eq!(properties.delivery_mode(), &Some(PERSISTENT));
         assert!(properties.expiration().is_none());
         let payload = sent.payload.clone();

@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::returns::{Ended, Returns};
+use crate::message::Message;
 
 /// How many messages of a lane may wait for their confirm. RabbitMQ is at its fastest from 200 on.
 const WINDOW: usize = 1_000;
@@ -30,12 +31,50 @@ const STUCK_AFTER: Duration = Duration::from_secs(2);
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A message ready to be sent.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Letter {
     pub(crate) exchange: String,
     pub(crate) routing_key: String,
-    pub(crate) payload: Arc<[u8]>,
-    pub(crate) properties: BasicProperties,
+    pub(crate) content: Content,
+}
+
+/// What is sent.
+#[derive(Debug)]
+pub(crate) enum Content {
+    /// A message on its first way. Its properties are written when it is sent: that costs no more
+    /// than to copy them for the case that it must be sent again.
+    New { message: Message, app: Arc<str> },
+    /// What was delivered before, and goes on.
+    Forwarded {
+        payload: Vec<u8>,
+        properties: BasicProperties,
+    },
+}
+
+impl Letter {
+    fn payload(&self) -> &[u8] {
+        match &self.content {
+            Content::New { message, .. } => &message.payload,
+            Content::Forwarded { payload, .. } => payload,
+        }
+    }
+
+    fn properties(&self) -> BasicProperties {
+        match &self.content {
+            Content::New { message, app } => message.properties(app),
+            Content::Forwarded { properties, .. } => properties.clone(),
+        }
+    }
+
+    /// The identifier that it has on the wire.
+    pub(super) fn id(&self) -> Option<&str> {
+        match &self.content {
+            Content::New { message, .. } => Some(message.id.as_str()),
+            Content::Forwarded { properties, .. } => {
+                properties.message_id().as_ref().map(|id| id.as_str())
+            }
+        }
+    }
 }
 
 /// What became of a letter.
@@ -251,8 +290,8 @@ async fn publish(channel: &Channel, order: Order) -> Ended {
             letter.exchange.as_str().into(),
             letter.routing_key.as_str().into(),
             options,
-            &letter.payload,
-            letter.properties.clone(),
+            letter.payload(),
+            letter.properties(),
         )
         .await;
     let result = match sent {

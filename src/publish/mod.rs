@@ -19,8 +19,8 @@ use crate::observe::Observers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
-pub(crate) use lane::Letter;
 use lane::{Answer, Lane};
+pub(crate) use lane::{Content, Letter};
 use link::{Live, Settings};
 use pool::{NoLane, Pool};
 
@@ -47,6 +47,7 @@ pub struct Publisher {
 
 struct Inner {
     topology: Topology,
+    app: Arc<str>,
     pool: Pool,
     trace: TraceContext,
 }
@@ -100,6 +101,7 @@ impl Publisher {
         let pool = Pool::keep(settings, connections, first);
         Self {
             inner: Arc::new(Inner {
+                app: topology.app().into(),
                 topology,
                 pool,
                 trace,
@@ -310,14 +312,15 @@ impl Inner {
         };
         let mut message = Message::first(request, &route.tier, priority, SystemTime::now());
         message.priority = priority;
-        let properties = message.properties(app)?;
+        message.check()?;
+        let id = message.id.clone();
+        let app = Arc::clone(&self.app);
         let letter = Letter {
             exchange,
             routing_key,
-            payload: message.payload.into(),
-            properties,
+            content: Content::New { message, app },
         };
-        Ok((letter, message.id, route.tier.clone()))
+        Ok((letter, id, route.tier.clone()))
     }
 
     /// The priority on the wire: what was asked for or what the map says, and in a quorum queue,
@@ -345,11 +348,8 @@ impl Inner {
     }
 
     fn bearable_in_quorum(&self, priority: u8) -> u8 {
-        let bearable = self
-            .pool
-            .capabilities()
-            .map_or(u8::MAX, |capabilities| capabilities.highest_quorum_priority);
-        priority.min(bearable)
+        let bearable = self.pool.highest_quorum_priority();
+        priority.min(bearable.unwrap_or(u8::MAX))
     }
 }
 

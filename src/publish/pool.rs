@@ -10,7 +10,6 @@ use tokio::time::{Instant, timeout_at};
 use super::lane::Lane;
 use super::link::{self, Live, Settings};
 use crate::broker::Connection;
-use crate::topology::capabilities::Capabilities;
 
 /// Connections that are made again whenever they are lost, as long as this value lives.
 #[derive(Debug)]
@@ -123,10 +122,12 @@ impl Pool {
         Err(why)
     }
 
-    /// What the broker can do, as far as a connection is there.
-    pub(super) fn capabilities(&self) -> Option<Capabilities> {
+    /// What the broker's quorum queues bear, as far as a connection is there.
+    pub(super) fn highest_quorum_priority(&self) -> Option<u8> {
         self.states.borrow().iter().find_map(|state| match state {
-            State::Up(live) | State::Blocked(live) => Some(live.capabilities().clone()),
+            State::Up(live) | State::Blocked(live) => {
+                Some(live.capabilities().highest_quorum_priority)
+            }
             State::Down(_) => None,
         })
     }

@@ -76,7 +76,7 @@ struct Mark {
 impl Mark {
     fn of_letter(letter: &Letter) -> Self {
         Self {
-            id: text(letter.properties.message_id()),
+            id: letter.id().map(str::to_owned),
             exchange: letter.exchange.clone(),
             routing_key: letter.routing_key.clone(),
         }
@@ -153,14 +153,21 @@ mod tests {
     use lapin::BasicProperties;
     use lapin::message::Delivery;
 
+    use super::super::lane::Content;
     use super::*;
+
+    fn properties(id: &str) -> BasicProperties {
+        BasicProperties::default().with_message_id(id.into())
+    }
 
     fn letter(id: &str) -> Arc<Letter> {
         Arc::new(Letter {
             exchange: "shop.tasks".to_owned(),
             routing_key: "normal".to_owned(),
-            payload: Vec::new().into(),
-            properties: BasicProperties::default().with_message_id(id.into()),
+            content: Content::Forwarded {
+                payload: Vec::new(),
+                properties: properties(id),
+            },
         })
     }
 
@@ -169,7 +176,7 @@ mod tests {
         let attached = returned.map(|returned| {
             let address = ("shop.tasks".into(), "normal".into());
             let mut delivery = Delivery::mock(0, address.0, address.1, false, Vec::new());
-            delivery.properties = letter(returned).properties.clone();
+            delivery.properties = properties(returned);
             BasicReturnMessage {
                 delivery,
                 reply_code: 312,

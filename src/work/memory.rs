@@ -188,7 +188,7 @@ mod tests {
         request.id = Some(format!("task-{id}").as_str().into());
         let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
         let message = Message::first(request, "normal", 5, at);
-        message.properties("hotel").unwrap()
+        message.properties("hotel")
     }
 
     fn judge(memory: &mut Memory, id: u32, is_redelivered: bool) -> Judgement {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Workshop;
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message};
-use crate::publish::Letter;
+use crate::publish::{Content, Letter};
 use crate::task::TaskId;
 use crate::topology::delay;
 
@@ -107,8 +107,10 @@ impl Workshop {
         let letter = Letter {
             exchange: self.topology.names().dead_letter_exchange(&package.tier),
             routing_key: package.tier.clone(),
-            payload: package.payload.as_slice().into(),
-            properties: death.properties(&package.properties, message.as_ref()),
+            content: Content::Forwarded {
+                payload: package.payload.clone(),
+                properties: death.properties(&package.properties, message.as_ref()),
+            },
         };
         let deadline = Instant::now() + self.settle_limit;
         self.publisher.forward(letter, &id, deadline).await
@@ -150,8 +152,10 @@ impl Workshop {
         Ok(Letter {
             exchange,
             routing_key,
-            payload: package.payload.as_slice().into(),
-            properties,
+            content: Content::Forwarded {
+                payload: package.payload.clone(),
+                properties,
+            },
         })
     }
 }

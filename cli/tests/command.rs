@@ -5,7 +5,7 @@
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use tierline_testbed::{MANAGEMENT_URL, vhost};
+use tierline_testbed::{Broker, MANAGEMENT_URL, Plugins, Release, vhost};
 
 const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
 
@@ -245,4 +245,28 @@ async fn the_doctor_ends_with_one_only_if_something_is_to_be_mended() {
 
 fn management() -> String {
     tierline_testbed::management_url(&std::env::var(tierline_testbed::AMQP_URL).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_with_tls_is_talked_to_if_somebody_vouches_for_it() {
+    let plugins = Plugins {
+        tls: true,
+        ..Plugins::management()
+    };
+    let broker = Broker::start_with(Release::find().unwrap(), plugins);
+    let broker = broker.await.unwrap();
+    let url = broker.amqps_url().unwrap();
+    let apply = ["apply", HOTEL, "--amqp", &url];
+
+    let (code, _, err) = run(&apply);
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("certificate"), "{err}");
+    assert!(!err.contains("guest:guest"), "{err}");
+
+    let mut trusting = tierline(&apply);
+    trusting.env("SSL_CERT_FILE", broker.ca_file());
+    let (code, out, err) = finished(trusting.output().unwrap());
+    assert_eq!(code, 0, "{out}{err}");
+    let queues = broker.rabbitmqctl(&["list_queues", "name"]).await.unwrap();
+    assert!(queues.contains("hotel.critical"), "{queues}");
 }

@@ -146,8 +146,8 @@ async fn closed_connections_and_deleted_queues_are_noticed_by_their_clients() {
 async fn two_testbeds_at_once_do_not_meet() {
     let release = Release::find().unwrap();
     let metrics = Plugins {
-        management: true,
         prometheus: true,
+        ..Plugins::management()
     };
     let (one, other) = tokio::join!(Broker::start(), Broker::start_with(release, metrics));
     let (one, other) = (one.unwrap(), other.unwrap());

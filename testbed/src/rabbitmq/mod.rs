@@ -5,6 +5,7 @@ mod cluster;
 mod management;
 mod node;
 mod release;
+mod tls;
 mod vhost;
 
 pub use broker::Broker;

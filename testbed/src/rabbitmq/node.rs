@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 
 use super::management::Management;
 use super::release::Release;
+use super::tls;
 use crate::folder::Folder;
 use crate::guard::End;
 use crate::ports::Port;
@@ -33,6 +34,8 @@ pub struct Plugins {
     pub management: bool,
     /// Metrics for Prometheus.
     pub prometheus: bool,
+    /// A listener with TLS, whose certificate is vouched for by nobody but [`Node::ca_file`].
+    pub tls: bool,
 }
 
 impl Plugins {
@@ -40,7 +43,7 @@ impl Plugins {
     pub fn management() -> Plugins {
         Plugins {
             management: true,
-            prometheus: false,
+            ..Plugins::default()
         }
     }
 }
@@ -82,6 +85,7 @@ pub struct Node {
     distribution: Port,
     management: Option<Port>,
     prometheus: Option<Port>,
+    tls: Option<Port>,
     process: Mutex<Option<Process>>,
 }
 
@@ -100,6 +104,7 @@ impl Node {
             distribution: Port::reserve()?,
             management: plugins.management.then(Port::reserve).transpose()?,
             prometheus: plugins.prometheus.then(Port::reserve).transpose()?,
+            tls: plugins.tls.then(Port::reserve).transpose()?,
             process: Mutex::new(None),
         };
         node.write_files(seed)?;
@@ -128,6 +133,9 @@ impl Node {
             plugins.push("rabbitmq_prometheus");
             configuration.push("prometheus.tcp.ip = 127.0.0.1".to_owned());
             configuration.push(format!("prometheus.tcp.port = {}", port.number()));
+        }
+        if let Some(port) = &self.tls {
+            configuration.extend(tls::listener(&folder, port.number())?);
         }
         if let Some(seed) = seed {
             configuration
@@ -294,6 +302,17 @@ impl Node {
     /// The URL for clients, with the default virtual host.
     pub fn amqp_url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}", self.amqp.number())
+    }
+
+    /// The URL for clients with TLS, if it was asked for.
+    pub fn amqps_url(&self) -> Option<String> {
+        let port = self.tls.as_ref()?;
+        Some(format!("amqps://guest:guest@localhost:{}", port.number()))
+    }
+
+    /// The certificate of whoever vouches for the node's own.
+    pub fn ca_file(&self) -> std::path::PathBuf {
+        self.path(tls::CA_FILE)
     }
 
     /// Where the metrics are, if the plugin was asked for.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, poll, stream};
 use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
@@ -394,6 +394,68 @@ async fn a_restart_of_the_broker_can_be_watched() {
     };
     assert_eq!(back, ("connected", Purpose::Publish));
     app.publish(Ship { order: 1 }).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_may_go_once_only_ends_with_its_connection_and_the_rest_goes_on() {
+    let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
+    let app = connect(vhost.amqp_url()).await;
+    // So that every channel is open.
+    for _ in 0..10 {
+        app.publish(Ship { order: 0 }).await.unwrap();
+    }
+    broker.flush_declarations().await.unwrap();
+
+    broker.pause().await.unwrap();
+    let publishing = |order| app.publish(Ship { order }).deadline("60s");
+    let mut once = publishing(1).once().into_future();
+    let mut until_confirmed = publishing(2).into_future();
+    assert!(poll!(&mut once).is_pending() && poll!(&mut until_confirmed).is_pending());
+    // The messages are on their way before the broker is gone.
+    tokio::task::yield_now().await;
+    broker.kill().await.unwrap();
+    let outcome = once.await;
+    assert!(
+        matches!(outcome, Err(Error::Unconfirmed { .. })),
+        "{outcome:?}"
+    );
+    broker.start().await.unwrap();
+    let confirmed = until_confirmed.await.unwrap();
+
+    let stored = take_all(&vhost, "shop.normal").await;
+    assert!(stored.iter().any(|message| message.id == confirmed.id));
+    let of_once = br#"{"order":1}"#.as_slice();
+    let times = stored.iter().filter(|it| it.payload == of_once).count();
+    assert!(times <= 1, "{stored:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_go_on_when_the_broker_is_killed_and_started_again() {
+    let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
+    let app = connect(vhost.amqp_url()).await;
+    broker.flush_declarations().await.unwrap();
+    let requests = stream::iter(0..5_000).map(|order| {
+        let mut request = PublishRequest::new(&Ship { order }).unwrap();
+        request.deadline = Some(Duration::from_secs(60));
+        request
+    });
+    let mut outcomes = std::pin::pin!(app.publish_many(requests));
+    let mut confirmed = HashSet::new();
+    for _ in 0..200 {
+        let receipt = outcomes.next().await.unwrap().unwrap();
+        confirmed.insert(receipt.id.to_string());
+    }
+    broker.kill().await.unwrap();
+    broker.start().await.unwrap();
+    while let Some(outcome) = outcomes.next().await {
+        confirmed.insert(outcome.unwrap().id.to_string());
+    }
+    assert_eq!(confirmed.len(), 5_000);
+    let stored = take_all(&vhost, "shop.normal").await;
+    let stored: HashSet<_> = stored.iter().map(|it| it.id.to_string()).collect();
+    assert_eq!(stored, confirmed);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -97,6 +97,28 @@ async fn a_worker_that_is_asked_to_end_gives_back_what_it_has_not_begun() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_asked_to_end_while_it_is_busy_loses_nothing() {
+    let house = House::build("quorum", 4).await;
+    // A few outlast the grace period.
+    for number in 0..200 {
+        let milliseconds = if number % 50 == 49 { 8_000 } else { 10 };
+        house.publish_notes(number..number + 1, milliseconds).await;
+    }
+    let mut worker = house.worker().await;
+    house.until_ended(110).await;
+    let begin = Instant::now();
+    worker.terminate().await;
+    println!("it took {:?}, with 1.5 s of grace", begin.elapsed());
+    let mut other = house.worker().await;
+    house.until_all_ended(200).await;
+    other.terminate().await;
+    let again = house.runs().values().filter(|runs| **runs > 1).count();
+    println!("{again} of 200 tasks ran twice");
+    assert!(again >= 1, "none outlasted the grace period");
+    assert!(again <= 4, "more than there are slots: {again}");
+}
+
+#[tokio::test]
 async fn a_task_that_outlasts_the_grace_period_is_given_back_at_no_cost() {
     let house = House::build("classic", 1).await;
     house.publish_notes(0..1, 600_000).await;

@@ -38,7 +38,7 @@ impl Task for Pay {
 const LEASE: Duration = Duration::from_secs(3);
 
 fn count(is_quick: bool) -> usize {
-    if is_quick { 1_000 } else { 10_000 }
+    if is_quick { 4_000 } else { 10_000 }
 }
 
 /// A process that plays its part until it is killed.

@@ -10,7 +10,7 @@ use crate::folder::Folder;
 use crate::{process, provide};
 
 const INSTALL_LIMIT: Duration = Duration::from_secs(300);
-const RUN_LIMIT: Duration = Duration::from_secs(60);
+const RUN_LIMIT: Duration = Duration::from_secs(300);
 
 /// A virtual environment with some packages, removed when this value is dropped.
 #[derive(Debug)]

@@ -41,7 +41,8 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
     in_queue(report, if is_quick { 10 } else { 30 }).await
 }
 
-/// Publishes a critical task every 50 ms or so; the times from publish to start.
+/// Arrivals in a map; how many high tasks overtook an arrived critical one is checked where they
+/// share slots.
 async fn strict(
     report: &mut Report,
     map: &str,
@@ -49,6 +50,28 @@ async fn strict(
     name: &str,
     is_shared: bool,
 ) -> Result<Distribution> {
+    let Arrivals { waits, overtaken } = arrive(map, arrivals).await?;
+    if is_shared {
+        let most = overtaken.iter().max().copied().unwrap_or_default();
+        let average = overtaken.iter().sum::<usize>() as f64 / arrivals as f64;
+        let found = format!("at most {most}, {average:.3} on average");
+        println!("  {name}: high starts between a critical's confirm and its start: {found}");
+        let what = "strict: high starts before an arrived critical at most 1, 0.1 on average";
+        report.check(what, found, most <= 1 && average <= 0.1);
+    }
+    Ok(Distribution::of(waits))
+}
+
+/// What became of critical tasks that arrived one by one.
+pub(crate) struct Arrivals {
+    /// From publish to start.
+    pub(crate) waits: Vec<Duration>,
+    /// How many high tasks started between the confirm of each and its start.
+    overtaken: Vec<usize>,
+}
+
+/// Publishes a critical task every 50 ms or so, while high ones wait.
+pub(crate) async fn arrive(map: &str, arrivals: usize) -> Result<Arrivals> {
     let scene = Scene::set(map).await?;
     let mut random = Random(7);
     let high = 5_000.max(arrivals * 30);
@@ -88,15 +111,7 @@ async fn strict(
             .filter(|it| it.tier == "high" && it.at > confirmed && it.at < start);
         overtaken.push(between.count());
     }
-    if is_shared {
-        let most = overtaken.iter().max().copied().unwrap_or_default();
-        let average = overtaken.iter().sum::<usize>() as f64 / arrivals as f64;
-        let found = format!("at most {most}, {average:.3} on average");
-        println!("  {name}: high starts between a critical's confirm and its start: {found}");
-        let what = "strict: high starts before an arrived critical at most 1, 0.1 on average";
-        report.check(what, found, most <= 1 && average <= 0.1);
-    }
-    Ok(Distribution::of(waits))
+    Ok(Arrivals { waits, overtaken })
 }
 
 /// A message of a high priority behind many of a low one, in the same queue.
@@ -152,7 +167,7 @@ impl Random {
     }
 }
 
-const ONE_GROUP: &str = r#"
+pub(crate) const ONE_GROUP: &str = r#"
     app = "bench"
     [tiers.critical]
     queue = "classic"
@@ -168,7 +183,7 @@ const ONE_GROUP: &str = r#"
     high = "high"
 "#;
 
-const OWN_GROUPS: &str = r#"
+pub(crate) const OWN_GROUPS: &str = r#"
     app = "bench"
     [tiers.critical]
     queue = "classic"

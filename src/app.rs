@@ -231,6 +231,9 @@ impl Tierline {
 
 impl Builder {
     /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used.
+    ///
+    /// `amqps://` trusts what the system trusts, or the certificates in the file that the environment
+    /// variable `SSL_CERT_FILE` names.
     pub fn amqp(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self

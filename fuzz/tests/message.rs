@@ -1,0 +1,145 @@
+//! Messages that no program of ours has written.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use lapin::options::BasicPublishOptions;
+use lapin::{Connection, ConnectionProperties};
+use serde::{Deserialize, Serialize};
+use tierline::message::{Death, Message};
+use tierline::task::Cancellation;
+use tierline::testing::RecordingPublisher;
+use tierline::work::{Executor, Verdict};
+use tierline::{Registry, Task, Tierline, Topology};
+use tierline_fuzz::{Header, properties};
+use tierline_testbed::{database, vhost};
+
+#[derive(Serialize, Deserialize)]
+struct Note {
+    number: u64,
+    words: Vec<Option<String>>,
+}
+
+impl Task for Note {
+    const NAME: &'static str = "note";
+}
+
+#[test]
+fn any_headers_are_read_or_refused_with_a_reason() {
+    bolero::check!()
+        .with_type::<Vec<Header>>()
+        .for_each(|headers| {
+            let properties = properties("note", "1", headers);
+            let now = SystemTime::now();
+            match Message::from_wire(&properties, b"{}".to_vec(), "normal", now) {
+                Ok(message) => assert!(message.attempt >= 1 && message.id.as_str() == "1"),
+                Err(problem) => assert!(!problem.is_empty()),
+            }
+            Death::from_wire(&properties);
+        });
+}
+
+#[test]
+fn any_payload_is_run_or_parked() {
+    let mut registry = Registry::new();
+    registry
+        .register::<Note, _>(|note: Note| async move { drop(note.words) })
+        .unwrap();
+    let publisher = Arc::new(RecordingPublisher::new());
+    let executor = Executor::new(Arc::new(registry), Arc::default(), publisher);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let run = AssertUnwindSafe(|message: Message| {
+        runtime.block_on(executor.execute(&message, &Cancellation::new()))
+    });
+    bolero::check!().for_each(|payload: &[u8]| {
+        let run = &run;
+        let properties = properties("note", "1", &[]);
+        let now = SystemTime::now();
+        let message = Message::from_wire(&properties, payload.to_vec(), "normal", now);
+        let verdict = run(message.unwrap());
+        let is_note = serde_json::from_slice::<Note>(payload).is_ok();
+        assert_eq!(verdict == Verdict::Done, is_note, "{verdict:?}");
+    });
+}
+
+const MAP: &str = r#"
+    app = "shop"
+    [tiers.normal]
+    queue = "quorum"
+    [groups.all]
+    tiers = ["normal"]
+    concurrency = 1
+    [tasks]
+    note = "normal"
+"#;
+
+/// The same numbers in every run.
+struct Random(u64);
+
+impl Random {
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let count = self.next() % (most + 1);
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 >> 8
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_in_a_dead_letter_queue_is_logged() {
+    let (vhost, database) = tokio::join!(vhost(), database());
+    let app = Tierline::builder(Topology::parse(MAP).unwrap())
+        .amqp(vhost.amqp_url())
+        .postgres(database.url())
+        .connect()
+        .await
+        .unwrap();
+    app.database().unwrap().migrate().await.unwrap();
+    let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default()).await;
+    let channel = connection.unwrap().create_channel().await.unwrap();
+    let mut random = Random(0x5eed);
+    for number in 0..300 {
+        let headers: Vec<Header> = (0..random.next() % 12)
+            .map(|_| (random.next() as u8, random.next() as u8, random.bytes(24)))
+            .collect();
+        let properties = properties("note", &format!("id-{number}"), &headers);
+        let payload = random.bytes(64);
+        let options = BasicPublishOptions::default();
+        let sent = channel.basic_publish(
+            "".into(),
+            "shop.normal.dlq".into(),
+            options,
+            &payload,
+            properties,
+        );
+        sent.await.unwrap();
+    }
+    let letters = app.dead_letters().unwrap();
+    let collector = app.collector().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let collecting = tokio::spawn(collector.until(async move { drop(stopped.await) }));
+    let all = async {
+        loop {
+            let tiers = letters.by_tier().await.unwrap();
+            if tiers.iter().map(|tier| tier.dead).sum::<u64>() == 300 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let all = tokio::time::timeout(Duration::from_secs(60), all).await;
+    assert!(all.is_ok(), "{:?}", letters.by_tier().await);
+    drop(stop);
+    collecting.await.unwrap();
+}

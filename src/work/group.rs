@@ -299,14 +299,19 @@ impl Group {
         let Some(wake_at) = self.wake_at else {
             return false;
         };
-        if wake_at != self.timer.deadline() {
+        // The time moves with nearly every turn. Setting the timer has its price, so it is left
+        // alone where it only comes too early.
+        if wake_at < self.timer.deadline() {
             self.timer.as_mut().reset(wake_at);
         }
-        let is_time = self.timer.as_mut().poll(cx).is_ready();
-        if is_time {
-            self.wake_at = None;
+        while self.timer.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= wake_at {
+                self.wake_at = None;
+                return true;
+            }
+            self.timer.as_mut().reset(wake_at);
         }
-        is_time
+        false
     }
 
     /// Begins no more, and gives back what has not begun.

@@ -40,6 +40,10 @@ struct Options {
     seed: u64,
 }
 
+const BEGINNING: &str =
+    "a night at the hotel: 75 tasks, seen by how urgent they are (Ctrl-C ends it)\n";
+const HINT: &str = "\nthe same night through one queue, beside this one: cargo xtask demo --flat\n";
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = Options::parse();
@@ -75,6 +79,7 @@ async fn run(options: Options) -> Result<bool> {
         options: &options,
     };
     let slots = slots(&hotel);
+    print(BEGINNING)?;
     let flat = match options.flat {
         true => {
             let title = format!("one queue, one pool of {slots} slots");
@@ -85,9 +90,10 @@ async fn run(options: Options) -> Result<bool> {
     let (tiers, groups) = (hotel.tiers().len(), hotel.groups().len());
     let title = format!("{tiers} tiers, {groups} groups, {slots} slots");
     let tiered = stage.play(&title, hotel.clone()).await?;
-    if let Some(flat) = &flat {
-        print(&side_by_side(flat, &tiered, screen.has_colours()))?;
-    }
+    print(&match &flat {
+        Some(flat) => side_by_side(flat, &tiered, screen.has_colours()),
+        None => HINT.to_owned(),
+    })?;
     Ok(tiered.is_well() && flat.is_none_or(|flat| flat.is_well()))
 }
 

@@ -267,8 +267,8 @@ impl Night<'_> {
 
     async fn show(&self) -> Result<()> {
         loop {
-            self.draw()?;
             sleep(self.screen.pause(self.hotel.pace)).await;
+            self.draw()?;
         }
     }
 

@@ -7,7 +7,7 @@ use tierline::dead::Summary;
 
 use crate::meter::Figures;
 use crate::night::Ending;
-use crate::view::{slo, wait, wait_p99};
+use crate::view::{judged_p99, slo, slo_alone, wait, wait_p99};
 
 impl Ending {
     /// Whether every confirmed task has a known end and nothing is left in a queue.
@@ -99,18 +99,17 @@ pub(crate) fn side_by_side(flat: &Ending, tiered: &Ending, colours: bool) -> Str
     let mut text = String::from("\nside by side, the same load and as many slots: wait p99\n");
     let _ = writeln!(
         text,
-        "{:<9}{:>12}{:>18}{:>12}{:>18}",
-        "tier", "one queue", "SLO", "tiers", "SLO"
+        "{:<9}{:>8}{:>14}{:>14}",
+        "tier", "SLO", "one queue", "tiers"
     );
     for (one, other) in flat.figures.iter().zip(&tiered.figures) {
         let _ = writeln!(
             text,
-            "{:<9}{}{}{}{}",
+            "{:<9}{:>8}{}{}",
             one.tier,
-            wait_p99(one, 12, colours),
-            slo(one, 18, colours),
-            wait_p99(other, 12, colours),
-            slo(other, 18, colours),
+            slo_alone(one),
+            judged_p99(one, 14, colours),
+            judged_p99(other, 14, colours),
         );
     }
     text

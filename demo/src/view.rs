@@ -138,7 +138,7 @@ impl Sight<'_> {
             self.title
         );
         let head = format!(
-            "{:<9}{:>8}{:>9}{:>10}{:>10}{:>10}{:>13}{:>9}{:>6}",
+            "{:<9}{:>8}{:>8}{:>9}{:>9}{:>9}{:>12}{:>8}{:>6}",
             "tier",
             "waiting",
             "running",
@@ -156,14 +156,14 @@ impl Sight<'_> {
 
 fn row(figures: &Figures, colours: bool) -> String {
     format!(
-        "{:<9}{:>8}{:>9}{:>10.1}{:>10}{}{}{:>9}{:>6}",
+        "{:<9}{:>8}{:>8}{:>9.1}{:>9}{}{}{:>8}{:>6}",
         figures.tier,
         figures.waiting,
         figures.running,
         figures.starts_per_second,
         wait(figures.wait_p50),
-        wait_p99(figures, 10, colours),
-        slo(figures, 13, colours),
+        wait_p99(figures, 9, colours),
+        slo(figures, 12, colours),
         figures.retries,
         figures.dead,
     )
@@ -183,17 +183,27 @@ pub(crate) fn wait_p99(figures: &Figures, width: usize, colours: bool) -> String
 
 /// A tier's SLO, and whether it is kept.
 pub(crate) fn slo(figures: &Figures, width: usize, colours: bool) -> String {
-    let slo = figures.slo.map_or("none".to_owned(), |slo| wait(Some(slo)));
-    let verdict = match figures.keeps_slo() {
+    let text = format!("{}{}", slo_alone(figures), verdict(figures));
+    judged(&format!("{text:>width$}"), figures, colours)
+}
+
+/// A tier's p99, and whether that keeps its SLO.
+pub(crate) fn judged_p99(figures: &Figures, width: usize, colours: bool) -> String {
+    let text = format!("{}{}", wait(figures.wait_p99), verdict(figures));
+    judged(&format!("{text:>width$}"), figures, colours)
+}
+
+/// A tier's SLO.
+pub(crate) fn slo_alone(figures: &Figures) -> String {
+    figures.slo.map_or("none".to_owned(), |slo| wait(Some(slo)))
+}
+
+fn verdict(figures: &Figures) -> &'static str {
+    match figures.keeps_slo() {
         Some(true) => " ok",
         Some(false) => " LATE",
         None => "",
-    };
-    judged(
-        &format!("{:>width$}", format!("{slo}{verdict}")),
-        figures,
-        colours,
-    )
+    }
 }
 
 fn judged(text: &str, figures: &Figures, colours: bool) -> String {
@@ -247,8 +257,8 @@ mod tests {
 
     #[test]
     fn a_tier_is_green_within_its_slo_and_red_beyond_it() {
-        assert!(row(&figures(5000), true).contains("\x1b[32m       5 s\x1b[0m"));
-        assert!(row(&figures(5001), true).contains("\x1b[31m     5.0 s\x1b[0m"));
+        assert!(row(&figures(5000), true).contains("\x1b[32m      5 s\x1b[0m"));
+        assert!(row(&figures(5001), true).contains("\x1b[31m    5.0 s\x1b[0m"));
         assert!(row(&figures(5001), false).contains("5 s LATE"));
         assert!(!row(&figures(5001), false).contains('\x1b'));
     }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
-use tierline::dead::{Canary, DeadLetters, Filter, Group, Page, RootCause, State, Summary};
+use tierline::dead::{
+    Canary, DeadLetters, Filter, Group, OperationState, Page, RootCause, State, Summary,
+};
 use tierline::{Database, Tierline, Topology};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
@@ -233,10 +235,14 @@ impl Night<'_> {
         let filter = Filter::default().fingerprint(&group.fingerprint);
         let canary = Canary::of(1).wait(CANARY_WAIT);
         let ended = letters.redrive_all(filter).canary(canary).run().await?;
-        self.news(&format!(
-            "redriven: {} × {task}, the first as a canary",
-            ended.done
-        ))
+        match ended.state {
+            OperationState::Done => self.news(&format!(
+                "redriven: {} × {task}, the first as a canary",
+                ended.done
+            )),
+            // What is left is tried again at the next look.
+            _ => self.news(&format!("not all of {task} redriven: {}", ended.note)),
+        }
     }
 
     /// Whether everything has ended, with this many rows in the log that stay dead. A redriven task

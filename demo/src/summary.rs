@@ -51,7 +51,7 @@ impl Ending {
         }
         let _ = writeln!(
             text,
-            "; {} run twice; {} left in {} queues",
+            "\n  {} ran twice, {} messages are left in {} queues",
             audit.repeated, self.left_in_queues, self.queues
         );
         for lost in &audit.lost {
@@ -86,7 +86,7 @@ fn row(figures: &Figures, colours: bool) -> String {
 
 fn epitaph(letter: &Summary) -> String {
     format!(
-        "dead: {}, {} after {} attempts: {}",
+        "dead: {}, {} after {} attempts:\n        {}",
         letter.task.as_deref().unwrap_or("unknown"),
         letter.reason,
         letter.attempts,

@@ -138,5 +138,6 @@ async fn interrupted() -> Result<()> {
         _ = terminate.recv() => {}
         _ = hangup.recv() => {}
     }
+    eprintln!("ending, and removing what was made on the servers");
     Ok(())
 }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use tierline::dead::{
     Canary, DeadLetters, Filter, Group, OperationState, Page, RootCause, State, Summary,
 };
-use tierline::{Database, Tierline, Topology};
+use tierline::{TaskId, Tierline, Topology};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
 
@@ -60,7 +60,6 @@ pub(crate) struct Ending {
 pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
     let vhost = tierline_testbed::vhost().await;
     let database = tierline_testbed::database().await;
-    Database::new(database.url())?.migrate().await?;
     let hotel = Hotel::new(setting.hotel, setting.pace);
     let meter = hotel.meter.clone();
     let app = Tierline::builder(setting.map)
@@ -72,6 +71,7 @@ pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
         .version(env!("CARGO_PKG_VERSION"))
         .connect()
         .await?;
+    app.database()?.migrate().await?;
     let night = Night {
         title: setting.title,
         letters: app.dead_letters()?.by("the night porter"),
@@ -86,23 +86,11 @@ pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
     let took = night.begin.elapsed();
     let dead = night.dead_letters().await?;
     let queues = vhost.queues().await?;
-    let ids: HashSet<&str> = dead
-        .iter()
-        .filter_map(|it| it.message_id.as_deref())
-        .collect();
-    let audit = night
-        .hotel
-        .ledger
-        .audit(|id| match night.hotel.meter.fate(id) {
-            // Not what the meter heard counts, but what is in the log.
-            Some(Fate::Dead) if !ids.contains(id.as_str()) => None,
-            fate => fate,
-        });
     Ok(Ending {
         title: setting.title.to_owned(),
         took,
         figures: night.hotel.meter.figures(),
-        audit,
+        audit: night.audit(&dead),
         dead,
         refused,
         queues: queues.len(),
@@ -263,6 +251,19 @@ impl Night<'_> {
         let dead = Filter::default().state(State::Dead);
         let listed = self.letters.list(&dead, Page::first(Page::LARGEST)).await?;
         Ok(listed.letters)
+    }
+
+    /// What became of every confirmed task. Dead is not what the meter heard of, but what is in the log.
+    fn audit(&self, dead: &[Summary]) -> Audit {
+        let ids = dead
+            .iter()
+            .filter_map(|letter| letter.message_id.as_deref());
+        let ids: HashSet<&str> = ids.collect();
+        let fate = |id: &TaskId| match self.hotel.meter.fate(id) {
+            Some(Fate::Dead) if !ids.contains(id.as_str()) => None,
+            fate => fate,
+        };
+        self.hotel.ledger.audit(fate)
     }
 
     fn open(&self) -> String {

@@ -109,15 +109,15 @@ tasks! {
     AggregateMonth "analytics.aggregate_month" 800;
     VerifyBackups "backups.verify" 800;
 
-    DownloadRecording "calls.download_recording" 250;
-    BillOperator "calls.bill_operator" 120;
-    TranscribeCall "calls.transcribe" 400;
-    EvaluateCriteria "calls.evaluate_criteria" 250;
-    UpdateUsage "calls.update_usage" 80;
-    LinkContact "calls.link_contact" 80;
-    ScoreQuality "calls.score_quality" 250;
-    SummariseCall "calls.summarise" 200;
-    TagTopics "calls.tag_topics" 120;
+    DownloadRecording "calls.download_recording" 200;
+    BillOperator "calls.bill_operator" 100;
+    TranscribeCall "calls.transcribe" 250;
+    EvaluateCriteria "calls.evaluate_criteria" 150;
+    UpdateUsage "calls.update_usage" 50;
+    LinkContact "calls.link_contact" 50;
+    ScoreQuality "calls.score_quality" 150;
+    SummariseCall "calls.summarise" 120;
+    TagTopics "calls.tag_topics" 80;
 }
 
 /// The milliseconds that a task takes in the story.

@@ -26,11 +26,10 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
-    let compose_file = root()?.join("docker-compose.yml");
+    // First, so that what is missing is said at once, and not beside a compiler that takes all cores.
+    let servers = Servers::provide(&root()?.join("docker-compose.yml")).await?;
     // Unoptimised: the demo waits more than it computes, and is there minutes sooner.
-    let build = cargo(&["build", "--package", PACKAGE])?;
-    // The servers start while the compiler works.
-    let (servers, ()) = tokio::try_join!(Servers::provide(&compose_file), step("build", build))?;
+    step("build", cargo(&["build", "--package", PACKAGE])?).await?;
     let mut demo = Command::new(program()?);
     demo.args(["--seconds", &options.seconds.to_string()])
         .args(["--seed", &options.seed.to_string()])

@@ -12,8 +12,6 @@ mod summary;
 mod tasks;
 mod view;
 
-use std::process::ExitCode;
-
 use anyhow::{Result, bail};
 use clap::Parser;
 use tierline::Topology;
@@ -45,7 +43,7 @@ const BEGINNING: &str =
 const HINT: &str = "\nthe same night through one queue, beside this one: cargo xtask demo --flat\n";
 
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn main() {
     let options = Options::parse();
     handlers::keep_the_poison_quiet();
     // Dropping the work removes what it has made on the servers.
@@ -53,15 +51,17 @@ async fn main() -> ExitCode {
         result = run(options) => Some(result),
         _ = interrupted() => None,
     };
-    match ended {
-        Some(Ok(true)) => ExitCode::SUCCESS,
-        Some(Ok(false)) => ExitCode::FAILURE,
+    let code = match ended {
+        Some(Ok(true)) => 0,
+        Some(Ok(false)) => 1,
         Some(Err(error)) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            1
         }
-        None => ExitCode::from(130),
-    }
+        None => 130,
+    };
+    // Not by returning: a thread of lapin's that is still at work would panic without its runtime.
+    std::process::exit(code);
 }
 
 /// Plays the night, and says whether all was well.

@@ -247,7 +247,9 @@ fn prepare(
             limit,
         });
     }
-    let message = next_life(topology, claimed, message, &delivered, route, who);
+    let mut message = next_life(topology, claimed, message, &delivered, route, who);
+    // From now on it waits for a worker; until now it waited for somebody to redrive it.
+    message.due_at = Some(now);
     let letter = Letter {
         exchange: topology.names().tasks_exchange(),
         routing_key: route.tier.clone(),

@@ -44,7 +44,7 @@ pub struct Message {
     pub priority: u8,
     /// When it was first enqueued; retries keep it.
     pub enqueued_at: SystemTime,
-    /// When it falls due, where it was delayed: by its publisher, or before a retry.
+    /// When it falls due, where it was delayed by its publisher or before a retry, or redriven.
     pub due_at: Option<SystemTime>,
     /// When it is no longer worth running.
     pub expires_at: Option<SystemTime>,

@@ -13,7 +13,7 @@
 //! | header `tierline-version` | 1, the version of this format | 1 |
 //! | header `tierline-attempt` | the attempt to come, from 1 | 1 |
 //! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | when it arrived |
-//! | header `tierline-due-at` | when it falls due, if it was delayed, likewise | at once |
+//! | header `tierline-due-at` | when it falls due, if it was delayed or redriven, likewise | at once |
 //! | header `tierline-expires-at` | when it is no longer worth running, likewise | never |
 //! | header `traceparent` | the W3C trace context | none |
 //! | header `tierline-life` | how often it was redriven | 0 |

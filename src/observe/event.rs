@@ -44,7 +44,7 @@ pub enum Event<'a> {
     Started {
         /// The task.
         task: TaskRef<'a>,
-        /// The time since it was enqueued, or fell due.
+        /// The time since it was enqueued, fell due, or was redriven, whichever came last.
         waited: Duration,
     },
     /// A handler ended well, and the broker is told.

@@ -105,31 +105,44 @@ pub(crate) fn target() -> PathBuf {
 }
 
 /// Waits until the servers of processes that were killed are gone too: their guards remove the
-/// folders last. At most ten seconds, because another run may be at work in the same checkout.
+/// folders last. At most ten seconds, and at most one for folders that somebody still holds: another
+/// run may be at work in the same checkout.
 pub fn wait_until_clean() {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let is_used =
-        || fs::read_dir(target().join("testbed")).is_ok_and(|mut entries| entries.next().is_some());
-    while is_used() && !keep() && Instant::now() < deadline {
+    let base = target().join("testbed");
+    let begin = Instant::now();
+    loop {
+        let waited = begin.elapsed();
+        let is_awaited =
+            |folder: &Path| waited < Duration::from_secs(1) || lock_abandoned(folder).is_some();
+        let mut folders = fs::read_dir(&base).into_iter().flatten().flatten();
+        let is_clean = !folders.any(|folder| is_awaited(&folder.path()));
+        if is_clean || keep() || waited > Duration::from_secs(10) {
+            return;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The lock of a folder whose owner is gone; `None` where somebody holds it.
+fn lock_abandoned(folder: &Path) -> Option<File> {
+    // A folder without a lock file was created this very moment by somebody else.
+    let lock = File::open(folder.join("lock")).ok()?;
+    lock.try_lock().is_ok().then_some(lock)
 }
 
 fn keep() -> bool {
     std::env::var_os(KEEP).is_some()
 }
 
-/// Removes folders whose owner is gone: nobody holds their lock.
+/// Removes folders whose owner is gone.
 fn remove_abandoned(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else {
         return;
     };
     for entry in entries.flatten() {
-        // A folder without a lock file was created this very moment by somebody else.
-        let Ok(lock) = File::open(entry.path().join("lock")) else {
-            continue;
-        };
-        if lock.try_lock().is_ok() && !keep() {
+        // Held while it is removed, so that nobody takes the folder meanwhile.
+        let lock = lock_abandoned(&entry.path());
+        if lock.is_some() && !keep() {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -112,13 +112,23 @@ impl Drop for Process {
 }
 
 /// A command that shares this process' terminal and ends with it: when the value is dropped, or
-/// when this process dies, all that the command started is killed.
+/// when this process dies, all that the command started ends too.
 #[derive(Debug)]
 pub struct Foreground(Process);
 
 impl Foreground {
     /// Starts the command.
-    pub fn start(mut command: Command) -> Result<Foreground> {
+    pub fn start(command: Command) -> Result<Foreground> {
+        Self::start_ending(command, End::Kill)
+    }
+
+    /// Starts a command that has something of its own to clean up: it is asked to end (`SIGTERM`),
+    /// and killed only if it does not.
+    pub fn start_polite(command: Command) -> Result<Foreground> {
+        Self::start_ending(command, End::Terminate)
+    }
+
+    fn start_ending(mut command: Command, end: End) -> Result<Foreground> {
         let name = format!("{command:?}");
         let child = command
             .stdin(Stdio::null())
@@ -129,9 +139,9 @@ impl Foreground {
             name,
             child,
             output: PathBuf::new(),
-            end: End::Kill,
+            end,
         };
-        guard::watch(process.child.id(), End::Kill)?;
+        guard::watch(process.child.id(), end)?;
         Ok(Foreground(process))
     }
 

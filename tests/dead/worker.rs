@@ -1,11 +1,12 @@
 //! A worker with a database: what it gives up is logged, and what is redriven reports back.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tierline::dead::{Filter, Page, RedriveOutcome, State};
+use tierline::observe::Event;
 use tierline::{Registry, Task, TaskError, Tierline, Topology};
 use tokio::sync::oneshot;
 
@@ -40,10 +41,17 @@ async fn a_worker_logs_what_dies_and_reports_how_a_redrive_ended() {
             }
         })
         .unwrap();
+    let waiting_since = Arc::new(Mutex::new(Vec::new()));
+    let heard = waiting_since.clone();
     let app = Tierline::builder(Topology::parse(MAP).unwrap())
         .amqp(vhost.amqp_url())
         .postgres(database.url())
         .registry(registry)
+        .observe(move |event| {
+            if let Event::Started { waited, .. } = event {
+                heard.lock().unwrap().push(SystemTime::now() - *waited);
+            }
+        })
         .version("7.1")
         .connect()
         .await
@@ -71,12 +79,19 @@ async fn a_worker_logs_what_dies_and_reports_how_a_redrive_ended() {
     assert_eq!(row.summary.error.as_deref(), Some("order 7: no ship"));
 
     is_open.store(true, Ordering::Relaxed);
+    // Times travel in whole milliseconds.
+    let before_redrive = SystemTime::now() - Duration::from_millis(1);
     letters.redrive(row.summary.id).await.unwrap();
     until("the redrive to report back", async || {
         let row = letters.get(row.summary.id).await.unwrap();
         row.summary.state == State::Redriven && row.summary.outcome == Some(RedriveOutcome::Done)
     })
     .await;
+    let since = waiting_since.lock().unwrap()[1];
+    assert!(
+        since >= before_redrive,
+        "as a dead letter it waits for no worker"
+    );
     stop.send(()).unwrap();
     working.await.unwrap().unwrap();
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cargo;
+mod demo;
 mod services;
 mod test;
 
@@ -22,6 +23,8 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Command {
+    /// A night at the hotel of 75 tasks, live in this terminal: a minute, and a summary at the end.
+    Demo(demo::Options),
     /// Everything that CI checks; with NAME only the tests whose name contains it.
     Test {
         /// A part of the names of the tests to run.
@@ -46,6 +49,7 @@ async fn main() -> ExitCode {
     let command = Command::parse();
     let work = async {
         match command {
+            Command::Demo(options) => demo::run(&options).await,
             Command::Test { name } => test::run(name.as_deref()).await,
             Command::Bench { name, quick, parts } => bench::run(&name, quick, &parts).await,
             Command::Services => services::run().await,

@@ -9,6 +9,7 @@
 //! under `target/testbed`. When the process that started a server ends, however it ends, the
 //! server ends too.
 
+mod cargo;
 mod compose;
 mod folder;
 mod guard;
@@ -22,6 +23,7 @@ mod servers;
 mod shared;
 mod url;
 
+pub use cargo::cargo;
 pub use folder::{KEEP, wait_until_clean};
 pub use postgres::{Database, Postgres};
 pub use process::Foreground;

@@ -10,7 +10,7 @@ use crate::root;
 
 /// Cargo with these arguments, in the root of the repository.
 pub(crate) fn cargo(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = tierline_testbed::cargo();
     command.current_dir(root()?).args(arguments);
     Ok(command)
 }

@@ -1,0 +1,81 @@
+//! `cargo run --example web`: a web app that publishes from its handlers, and works beside them.
+//!
+//! ```sh
+//! curl -i localhost:3000/orders -H 'content-type: application/json' -d '{"order": 7}'
+//! ```
+//!
+//! Takes the broker from `AMQP_URL`, else `amqp://localhost`; `cargo xtask services` starts one.
+//! Listens on `LISTEN`, else `127.0.0.1:3000`, until Ctrl-C.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tierline::{Error, TaskError, Tierline, Topology, task};
+use tokio::net::TcpListener;
+
+const MAP: &str = r#"
+    app = "web"
+
+    [tiers.default]
+    queue = "quorum"
+
+    [groups.all]
+    tiers = ["default"]
+    concurrency = 4
+
+    [tasks]
+    "email.send_receipt" = "default"
+"#;
+
+#[derive(Serialize, Deserialize)]
+struct SendReceipt {
+    order: u64,
+}
+
+#[task(name = "email.send_receipt", retries = 5)]
+async fn send_receipt(receipt: SendReceipt) -> Result<(), TaskError> {
+    println!("the receipt of order {} is sent", receipt.order);
+    Ok(())
+}
+
+/// Answers 202 only when the broker has stored the task, and 503 where the client may try again.
+async fn order(
+    State(app): State<Tierline>,
+    Json(receipt): Json<SendReceipt>,
+) -> Result<(StatusCode, String), (StatusCode, String)> {
+    match app.publish(receipt).deadline("2s").await {
+        Ok(receipt) => Ok((StatusCode::ACCEPTED, receipt.id.to_string())),
+        Err(error) => Err((status_of(&error), error.to_string())),
+    }
+}
+
+fn status_of(error: &Error) -> StatusCode {
+    match error.is_transient() {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let variable = |name: &str, or: &str| std::env::var(name).unwrap_or_else(|_| or.to_owned());
+    let app = Tierline::builder(Topology::parse(MAP)?)
+        .amqp(variable("AMQP_URL", "amqp://localhost"))
+        .connect()
+        .await?;
+    // One app for the whole process: it is cheap to clone, and all clones share its connections.
+    let router = Router::new()
+        .route("/orders", post(order))
+        .with_state(app.clone());
+    let listener = TcpListener::bind(variable("LISTEN", "127.0.0.1:3000")).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+
+    // A larger app has its workers in a program of their own, with the same map.
+    tokio::select! {
+        served = axum::serve(listener, router) => served?,
+        worked = app.work(["all"]).until_terminated() => worked?,
+    }
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The guide: a page for each question that comes after the first task.
+//!
+//! | page | the question |
+//! |---|---|
+//! | [choosing tiers](choosing_tiers) | How urgent is this task? |
+//! | [prefetch and concurrency](prefetch_and_concurrency) | How many at once, and how many in hand? |
+//! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
+//! | [deploying a new task](deploying_a_new_task) | In which order do I roll out? |
+//! | [changing a topology](changing_a_topology) | What can I change, and how? |
+//! | [operating dead letters](operating_dead_letters) | Tasks have failed. What now? |
+//! | [running on a cluster](running_on_a_cluster) | What if a node dies? |
+//! | [coming from Celery](coming_from_celery) | What is this called here? |
+
+#[doc = include_str!("choosing_tiers.md")]
+pub mod choosing_tiers {}
+
+#[doc = include_str!("prefetch_and_concurrency.md")]
+pub mod prefetch_and_concurrency {}
+
+#[doc = include_str!("idempotent_handlers.md")]
+pub mod idempotent_handlers {}
+
+#[doc = include_str!("deploying_a_new_task.md")]
+pub mod deploying_a_new_task {}
+
+#[doc = include_str!("changing_a_topology.md")]
+pub mod changing_a_topology {}
+
+#[doc = include_str!("operating_dead_letters.md")]
+pub mod operating_dead_letters {}
+
+#[doc = include_str!("running_on_a_cluster.md")]
+pub mod running_on_a_cluster {}
+
+#[doc = include_str!("coming_from_celery.md")]
+pub mod coming_from_celery {}

@@ -1,0 +1,131 @@
+//! The first task of the README, followed to the letter: a new crate from its blocks alone.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
+/// The compiler may have much to do.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+#[tokio::test]
+async fn the_first_task_of_the_readme_runs() {
+    let hotel = Hotel::from_the_readme();
+    hotel.cargo(&["build"]).await.must_succeed();
+    assert_eq!(
+        hotel.first_line().await,
+        "attempt 1: the code 1234 goes to +39 055 0000"
+    );
+
+    let tests = hotel.cargo(&["test"]).await.must_succeed();
+    assert!(tests.contains("every_task_is_mapped ... ok"), "{tests}");
+    hotel.forget(r#""sms.send_otp" = "critical""#);
+    let tests = hotel.cargo(&["test"]).await.must_fail();
+    assert!(tests.contains("1 task is not mapped to a tier"), "{tests}");
+}
+
+/// The crate of somebody who reads the README and copies.
+struct Hotel {
+    folder: PathBuf,
+}
+
+impl Hotel {
+    fn from_the_readme() -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("first_task");
+        std::fs::create_dir_all(folder.join("src")).unwrap();
+        let hotel = Self { folder };
+        let readme = std::fs::read_to_string(Path::new(REPOSITORY).join("README.md")).unwrap();
+        let block = |title: &str| {
+            let mut blocks = readme
+                .split("\n```")
+                .filter_map(|part| part.split_once('\n'));
+            let found = blocks.find_map(|(_, block)| block.strip_prefix(title)?.strip_prefix('\n'));
+            found.unwrap_or_else(|| panic!("the README has no block {title:?}"))
+        };
+        let manifest = block("# Cargo.toml").replace("../tierline", REPOSITORY);
+        // The reader's crate is beside the clone. Ours is inside it, and no member of its workspace.
+        hotel.write("Cargo.toml", &format!("{manifest}\n[workspace]\n"));
+        hotel.write("topology.toml", block("# topology.toml"));
+        let program = [block("// src/main.rs"), block("// src/main.rs, at its end")];
+        hotel.write("src/main.rs", &program.join("\n"));
+        // The same versions as everything else here, so that nothing need be fetched.
+        let lock = Path::new(REPOSITORY).join("Cargo.lock");
+        std::fs::copy(lock, hotel.folder.join("Cargo.lock")).unwrap();
+        hotel
+    }
+
+    fn write(&self, file: &str, content: &str) {
+        std::fs::write(self.folder.join(file), content).unwrap();
+    }
+
+    fn forget(&self, line: &str) {
+        let map = std::fs::read_to_string(self.folder.join("topology.toml")).unwrap();
+        assert!(map.contains(line));
+        self.write("topology.toml", &map.replace(line, ""));
+    }
+
+    /// Where all tests of this repository are built: most of what it depends on is there already.
+    fn target(&self) -> &Path {
+        Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap()
+    }
+
+    async fn cargo(&self, arguments: &[&str]) -> Ended {
+        let begin = Instant::now();
+        let running = Command::from(tierline_testbed::cargo())
+            .current_dir(&self.folder)
+            .args(arguments)
+            .args(["--offline", "--target-dir"])
+            .arg(self.target())
+            .kill_on_drop(true)
+            .output();
+        let output = timeout(PATIENCE, running).await.unwrap().unwrap();
+        println!("cargo {arguments:?} took {:?}", begin.elapsed());
+        Ended(output)
+    }
+
+    /// Runs the program on a corner of the broker until it has printed a line, then asks it to end.
+    async fn first_line(&self) -> String {
+        let vhost = tierline_testbed::vhost().await;
+        let mut program = Command::new(self.target().join("debug/hotel"))
+            .current_dir(&self.folder)
+            .env("AMQP_URL", vhost.amqp_url())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
+        let id = program.id().unwrap().to_string();
+        let asked = Command::new("kill").args(["-TERM", &id]).status();
+        assert!(asked.await.unwrap().success());
+        let ended = timeout(PATIENCE, program.wait()).await.unwrap().unwrap();
+        assert!(ended.success(), "{ended}");
+        line.unwrap()
+    }
+}
+
+/// A command that has ended.
+struct Ended(Output);
+
+impl Ended {
+    fn must_succeed(self) -> String {
+        assert!(self.0.status.success(), "{}", self.text());
+        self.text()
+    }
+
+    fn must_fail(self) -> String {
+        assert!(!self.0.status.success(), "{}", self.text());
+        self.text()
+    }
+
+    fn text(&self) -> String {
+        let printed = [&self.0.stdout, &self.0.stderr];
+        printed.map(|bytes| String::from_utf8_lossy(bytes)).concat()
+    }
+}

@@ -296,6 +296,16 @@ impl Node {
         format!("amqp://guest:guest@127.0.0.1:{}", self.amqp.number())
     }
 
+    /// The port for clients on 127.0.0.1.
+    pub fn amqp_port(&self) -> u16 {
+        self.amqp.number()
+    }
+
+    /// The release that it runs, such as `3.10.8`.
+    pub fn version(&self) -> &str {
+        self.family.release.version()
+    }
+
     /// Where the metrics are, if the plugin was asked for.
     pub fn prometheus_url(&self) -> Option<String> {
         let port = self.prometheus.as_ref()?;
@@ -351,6 +361,14 @@ impl Node {
 
     fn path(&self, inside: &str) -> std::path::PathBuf {
         self.family.folder.path().join(&self.name).join(inside)
+    }
+
+    /// Waits until the node takes connections, which is a moment before [`Node::start`] ends.
+    pub async fn until_accepting(&self) -> Result<()> {
+        until("accepting connections", START_LIMIT, async || {
+            Ok(self.accepts_connections().await)
+        })
+        .await
     }
 
     /// Speaks the first words of AMQP: a listening port alone may belong to a node that is not

@@ -40,6 +40,12 @@ pub(crate) struct Order {
     pub(crate) rate: u64,
 }
 
+impl Order {
+    pub(crate) fn plan(&self) -> Plan {
+        Plan::new(self.seed, self.nodes, self.length)
+    }
+}
+
 /// A run under way.
 struct Run {
     order: Order,
@@ -51,12 +57,8 @@ struct Run {
 
 /// Runs the plan of the seed, and gives what came of it.
 pub(crate) async fn conduct(order: Order) -> Result<Report> {
-    let plan = Plan::new(order.seed, order.nodes, order.length);
+    let plan = order.plan();
     let folder = folder(&order)?;
-    println!(
-        "seed {} on {} node(s), the plan:\n{plan}",
-        order.seed, order.nodes
-    );
     let world = World::start(order.nodes).await?;
     let version = world.node(0).version().to_owned();
     println!(

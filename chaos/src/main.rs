@@ -47,6 +47,9 @@ struct Run {
     /// How long a run lasts, about. From two minutes on it has every kind of fault.
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
+    /// Only prints the plan.
+    #[arg(long)]
+    plan: bool,
     /// How many tasks a second the producer publishes.
     #[arg(long, default_value_t = 100)]
     rate: u64,
@@ -90,13 +93,18 @@ async fn run(run: Run) -> Result<ExitCode> {
     };
     let mut are_well = true;
     for nodes in all {
-        let report = conduct::conduct(Order {
+        let order = Order {
             seed: run.seed,
             nodes,
             length: Duration::from_secs_f64(run.minutes * 60.0),
             rate: run.rate,
-        })
-        .await?;
+        };
+        println!("seed {}, {nodes} node(s), the plan:", run.seed);
+        println!("{}", order.plan());
+        if run.plan {
+            continue;
+        }
+        let report = conduct::conduct(order).await?;
         print!("{report}");
         if let Some(path) = &run.record {
             record::record(path, &report)?;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cargo;
+mod chaos;
 mod services;
 mod test;
 
@@ -37,6 +38,8 @@ enum Command {
         /// The parts of it to run; all unless named.
         parts: Vec<String>,
     },
+    /// Breaks servers, networks and processes under a system that works, and shows that nothing is lost.
+    Chaos(chaos::Chaos),
     /// Starts the servers, prints their URLs and keeps them until Ctrl-C.
     Services,
 }
@@ -48,6 +51,7 @@ async fn main() -> ExitCode {
         match command {
             Command::Test { name } => test::run(name.as_deref()).await,
             Command::Bench { name, quick, parts } => bench::run(&name, quick, &parts).await,
+            Command::Chaos(chaos) => chaos::run(&chaos).await,
             Command::Services => services::run().await,
         }
     };

@@ -27,9 +27,13 @@ const WARM_UP: Duration = Duration::from_secs(5);
 /// By when the system is to be as fast as before once a node is back; no longer is waited for it.
 pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 /// How long all may take to come to its end after the last fault.
-const DRAIN_LIMIT: Duration = Duration::from_secs(240);
-/// Empty queues, something missing, and no news for so long: it does not come any more.
-const SILENCE: Duration = Duration::from_secs(45);
+const DRAIN_LIMIT: Duration = Duration::from_secs(600);
+/// Empty queues, something missing, and no news for so long: it does not come any more. RabbitMQ
+/// tries again after three minutes to hand on a delayed message that it could not.
+const SILENCE: Duration = Duration::from_secs(240);
+
+/// How old the broker's numbers may be.
+const NUMBERS_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a run is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -38,12 +42,6 @@ pub(crate) struct Order {
     pub(crate) nodes: usize,
     pub(crate) length: Duration,
     pub(crate) rate: u64,
-}
-
-impl Order {
-    pub(crate) fn plan(&self) -> Plan {
-        Plan::new(self.seed, self.nodes, self.length)
-    }
 }
 
 /// A run under way.
@@ -55,9 +53,8 @@ struct Run {
     deletions: Vec<Deletion>,
 }
 
-/// Runs the plan of the seed, and gives what came of it.
-pub(crate) async fn conduct(order: Order) -> Result<Report> {
-    let plan = order.plan();
+/// Runs a plan, and gives what came of it.
+pub(crate) async fn conduct(order: Order, plan: &Plan) -> Result<Report> {
     let folder = folder(&order)?;
     let world = World::start(order.nodes).await?;
     let version = world.node(0).version().to_owned();
@@ -84,7 +81,7 @@ pub(crate) async fn conduct(order: Order) -> Result<Report> {
     let mut report = Report::new(order, version);
     let begin = Instant::now();
     report.former = run.warm_up().await?;
-    run.attack(&plan, &mut report).await?;
+    run.attack(plan, &mut report).await?;
     report.end = now();
     report.length = begin.elapsed();
     report.is_drained = run.drain().await?;
@@ -148,11 +145,10 @@ impl Run {
     /// Ends whoever publishes, waits until all is done, and ends the workers. Whether nothing is left.
     async fn drain(&mut self) -> Result<bool> {
         self.crew.end_publishing().await?;
-        let queues = self.world.queues().await?;
         let begin = Instant::now();
         let mut news = (0, Instant::now());
         loop {
-            let waiting = self.world.waiting(&queues).await;
+            let waiting = self.world.waiting().await;
             let verdict = self.judge().await?;
             let accounted = verdict.executed + verdict.dead + verdict.expired + verdict.too_many;
             if accounted != news.0 {
@@ -174,11 +170,23 @@ impl Run {
         );
         // What a worker still holds shows when it gives it back.
         self.crew.end_working().await?;
-        let left = self.world.waiting(&queues).await?;
-        if !left.is_empty() {
-            println!("left in the queues: {left:?}");
+        self.until_empty().await
+    }
+
+    /// Whether the queues are empty, as soon as the broker's numbers are new.
+    async fn until_empty(&self) -> Result<bool> {
+        let begin = Instant::now();
+        loop {
+            let left = self.world.waiting().await?;
+            if left.is_empty() {
+                return Ok(true);
+            }
+            if begin.elapsed() > NUMBERS_LIMIT {
+                println!("left in the queues: {left:?}");
+                return Ok(false);
+            }
+            sleep(Duration::from_millis(500)).await;
         }
-        Ok(left.is_empty())
     }
 
     async fn judge(&self) -> Result<Verdict> {

@@ -24,6 +24,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 
 use conduct::Order;
+use plan::Plan;
 
 /// A bounded, seeded run of faults. Ends with 1 if anything confirmed was lost, or did not come to
 /// its end.
@@ -47,6 +48,9 @@ struct Run {
     /// How long a run lasts, about. From two minutes on it has every kind of fault.
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
+    /// Keeps only the steps of the plan whose text contains this, to look into one kind of fault.
+    #[arg(long)]
+    only: Option<String>,
     /// Only prints the plan.
     #[arg(long)]
     plan: bool,
@@ -100,11 +104,13 @@ async fn run(run: Run) -> Result<ExitCode> {
             rate: run.rate,
         };
         println!("seed {}, {nodes} node(s), the plan:", run.seed);
-        println!("{}", order.plan());
+        let plan = Plan::new(order.seed, nodes, order.length);
+        let plan = plan.only(run.only.as_deref().unwrap_or_default());
+        println!("{plan}");
         if run.plan {
             continue;
         }
-        let report = conduct::conduct(order).await?;
+        let report = conduct::conduct(order, &plan).await?;
         print!("{report}");
         if let Some(path) = &run.record {
             record::record(path, &report)?;

@@ -120,6 +120,13 @@ impl Plan {
         }
         Plan { steps }
     }
+
+    /// The steps whose text contains `text`.
+    pub(crate) fn only(mut self, text: &str) -> Plan {
+        self.steps
+            .retain(|step| step.fault.to_string().contains(text));
+        self
+    }
 }
 
 /// Faults that last, in any order.

@@ -44,6 +44,8 @@ pub(crate) struct Verdict {
     /// Of all dead letters, those that were not told to fail: task and reason.
     pub(crate) innocent: BTreeMap<String, usize>,
     pub(crate) expired: usize,
+    /// The longest time from a confirm to the end of the first run, in milliseconds.
+    pub(crate) slowest: Millis,
     /// Tasks that ran although their publish had ended in an error, or nobody heard of its end.
     pub(crate) unconfirmed: usize,
     /// Publishes that ended in an error, by its kind.
@@ -75,6 +77,7 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let mut verdict = Verdict::default();
     let mut confirmed: BTreeMap<&str, (Millis, &str, Millis)> = BTreeMap::new();
     let mut ran: HashMap<&str, usize> = HashMap::new();
+    let mut first_run: HashMap<&str, Millis> = HashMap::new();
     let mut failed: HashSet<&str> = HashSet::new();
     let mut expired: HashSet<&str> = HashSet::new();
     for Entry { at, id, fact } in &evidence.entries {
@@ -83,7 +86,10 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
                 confirmed.entry(id).or_insert((*at, tier, *sent));
             }
             Fact::Refused { why } => *verdict.refused.entry(why.clone()).or_default() += 1,
-            Fact::Ran { .. } => *ran.entry(id).or_default() += 1,
+            Fact::Ran { .. } => {
+                *ran.entry(id).or_default() += 1;
+                first_run.entry(id).or_insert(*at);
+            }
             Fact::Failed => drop(failed.insert(id)),
             Fact::Expired => drop(expired.insert(id)),
         }
@@ -92,8 +98,9 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let mut graves = Graves::new(&evidence.deletions);
     verdict.confirmed = confirmed.len();
     for (id, (at, tier, sent)) in &confirmed {
-        if ran.contains_key(id) {
+        if let Some(first) = first_run.get(id) {
             verdict.executed += 1;
+            verdict.slowest = verdict.slowest.max(first.saturating_sub(*at));
         } else if dead.contains(id) {
             verdict.dead += 1;
         } else if expired.contains(id) {

@@ -350,8 +350,10 @@ impl Node {
             .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-                // Distribution on loopback only; idle schedulers do not burn the other tests' CPU.
-                "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none",
+                // Distribution on loopback only; idle schedulers do not burn the other tests' CPU;
+                // and what tierline advises for its delays.
+                "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none \
+                 -rabbit dead_letter_worker_publisher_confirm_timeout 10000",
             )
             // The script then replaces itself by the broker, so that signals reach the broker.
             .env("RUNNING_UNDER_SYSTEMD", "true")

@@ -22,8 +22,9 @@ use crate::world::World;
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How many processes may end by themselves before the first fault.
 const FALSE_STARTS: u32 = 5;
-/// How long it works undisturbed before the first fault, to see how fast that is.
-const WARM_UP: Duration = Duration::from_secs(5);
+/// How long it works undisturbed before the first fault, to see how fast that is, and after the last
+/// one. In a short run it is less.
+const UNDISTURBED: Duration = Duration::from_secs(5);
 /// By when the system is to be as fast as before once a node is back; no longer is waited for it.
 pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 /// How long all may take to come to its end after the last fault.
@@ -104,8 +105,12 @@ impl Run {
         }
         self.world.flush_declarations().await?;
         let from = now();
-        sleep(WARM_UP).await;
+        sleep(self.undisturbed()).await;
         Ok(rate(&self.times()?, from, now()))
+    }
+
+    fn undisturbed(&self) -> Duration {
+        UNDISTURBED.min(self.order.length / 6)
     }
 
     async fn attack(&mut self, plan: &Plan, report: &mut Report) -> Result<()> {
@@ -126,7 +131,7 @@ impl Run {
         }
         self.world.heal().await?;
         // The last fault has a time after it, too.
-        sleep(WARM_UP).await;
+        sleep(self.undisturbed()).await;
         Ok(())
     }
 

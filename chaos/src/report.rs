@@ -161,7 +161,10 @@ impl fmt::Display for Report {
         writeln!(out, "  expired             {expired:>7}")?;
         writeln!(out, "  in deleted queues   {deleted:>7}")?;
         let slowest = *slowest as f64 / 1_000.0;
-        writeln!(out, "  slowest             {slowest:>7.1} s from confirm to run")?;
+        writeln!(
+            out,
+            "  slowest             {slowest:>7.1} s from confirm to run"
+        )?;
         writeln!(out, "  ran unconfirmed     {unconfirmed:>7}")?;
         writeln!(out, "  publish errors      {refused:?}")?;
         writeln!(out, "  restarts unasked    {:>7}", self.unasked_ends)?;

@@ -1,7 +1,7 @@
 //! A run from its beginning to its verdict.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -215,21 +215,12 @@ impl Run {
     }
 }
 
-/// A new folder for this run, in place of that of the same run before.
+/// A new folder for this run. Those of earlier ones stay, until `target` is cleaned.
 fn folder(order: &Order) -> Result<PathBuf> {
-    let name = format!("seed-{}-nodes-{}", order.seed, order.nodes);
+    let Order { seed, nodes, .. } = order;
+    let name = format!("seed-{seed}-nodes-{nodes}-{}", std::process::id());
     let folder = target().join("chaos").join(name);
-    remove(&folder)?;
     fs::create_dir_all(&folder)
         .with_context(|| format!("could not create {}", folder.display()))?;
     Ok(folder)
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("could not remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }

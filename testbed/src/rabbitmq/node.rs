@@ -19,7 +19,7 @@ use crate::guard::End;
 use crate::ports::Port;
 use crate::process::{self, Process, until};
 
-const START_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const STEER_LIMIT: Duration = Duration::from_secs(60);
 

@@ -63,8 +63,10 @@ fn row(report: &Report) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The table with one more row, or with one in place of that of the same run.
+/// The file with one more row, or with one in place of that of the same run. What follows the table
+/// under a heading of its own stays.
 fn with_row(old: &str, row: &str) -> String {
+    let (old, rest) = old.split_at(old.find("\n## ").unwrap_or(old.len()));
     let is_row = |line: &&str| line.starts_with("| ") && !line.starts_with("| RabbitMQ");
     let mut rows: Vec<&str> = old
         .lines()
@@ -73,7 +75,7 @@ fn with_row(old: &str, row: &str) -> String {
         .collect();
     rows.push(row);
     rows.sort_by_key(|row| key(row));
-    format!("{HEAD}{}\n", rows.join("\n"))
+    format!("{HEAD}{}\n{rest}", rows.join("\n"))
 }
 
 /// Broker, nodes, seed and length of a row, in an order in which 10 comes after 9.
@@ -102,5 +104,12 @@ mod tests {
             "| 3.10.8 | 1 | 10 | 2 | second |",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn what_follows_the_table_stays() {
+        let row = "| 3.10.8 | 1 | 2 | 2 | first |";
+        let table = format!("{}\n## Findings\nA text.\n", with_row("", row));
+        assert_eq!(with_row(&table, row), table);
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Result<Ha
     let begin = now();
     let beside = async {
         match &step.beside {
-            None => Ok(Happened::default()),
+            None => Happened::default(),
             Some((moment, fault)) => {
                 sleep(*moment).await;
                 insist(world, crew, fault).await
@@ -47,7 +47,6 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Result<Ha
     };
     let (main, beside) = tokio::join!(do_to(world, crew, &step.fault), beside);
     let mut happened = main.with_context(|| format!("could not do: {}", step.fault))?;
-    let beside = beside.context("could not do what was to happen beside it")?;
     happened.deletions.extend(beside.deletions);
     happened.notes.extend(beside.notes);
     happened.begin = begin;
@@ -56,11 +55,17 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Result<Ha
 }
 
 /// A broker that is down closes no connections: then they are closed the moment it is back.
-async fn insist(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
+async fn insist(world: &World, crew: &Crew, fault: &Fault) -> Happened {
     let begin = Instant::now();
     loop {
         match do_to(world, crew, fault).await {
-            Err(error) if begin.elapsed() > TRY_LIMIT => return Err(error),
+            Err(error) if begin.elapsed() > TRY_LIMIT => {
+                let note = format!("{fault}: could not be done: {error:#}");
+                return Happened {
+                    notes: vec![note],
+                    ..Happened::default()
+                };
+            }
             Err(_) => sleep(Duration::from_millis(200)).await,
             Ok(mut happened) => {
                 let late = begin.elapsed();
@@ -70,7 +75,7 @@ async fn insist(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
                         .notes
                         .push(format!("{fault}: done {late:.1} s late"));
                 }
-                return Ok(happened);
+                return happened;
             }
         }
     }
@@ -101,12 +106,15 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
             world.node(node).resume().await?;
         }
         Fault::ConnectionsClosed => {
-            for node in world.nodes() {
-                node.close_all_connections().await?;
-            }
+            let close = async |node: &Node| node.close_all_connections().await;
+            on_any(world, close).await?;
         }
         Fault::ChannelErrors => {
-            world.node(0).rabbitmqctl(&["eval", BREAK_CHANNELS]).await?;
+            let close = async |node: &Node| {
+                let closing = node.rabbitmqctl(&["eval", BREAK_CHANNELS]);
+                closing.await.map(drop)
+            };
+            on_any(world, close).await?;
         }
         Fault::MemoryAlarm { node, seconds } => {
             world.node(node).raise_memory_alarm().await?;
@@ -146,6 +154,18 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
         }
     }
     Ok(happened)
+}
+
+/// Does something on the first node that can: each speaks for the whole cluster.
+async fn on_any(world: &World, work: impl AsyncFn(&Node) -> Result<()>) -> Result<()> {
+    let mut failed = None;
+    for node in world.nodes() {
+        match work(node).await {
+            Ok(()) => return Ok(()),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.context("no node")?)
 }
 
 async fn kill(node: &Node, seconds: u64) -> Result<Millis> {

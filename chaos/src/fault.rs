@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tierline_testbed::{Network, Node};
 use tokio::time::sleep;
 
@@ -122,12 +122,16 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
             world.node(node).clear_memory_alarm().await?;
         }
         Fault::QueueDeleted { tier } => {
-            let deletion = delete(world, tier).await?;
-            let held = deletion.held;
-            happened
-                .notes
-                .push(format!("{held} were in the queue of {tier}"));
-            happened.deletions.push(deletion);
+            let held = world.delete_queue(tier).await?;
+            // From here on no error may have it be deleted again: it would not be on record.
+            let (tier, at) = (tier.to_owned(), now());
+            let back = match is_back(world, &tier).await {
+                true => "it is back",
+                false => "it was not declared again",
+            };
+            let note = format!("{held} were in the queue of {tier}; {back}");
+            happened.notes.push(note);
+            happened.deletions.push(Deletion { tier, at, held });
         }
         Fault::PostgresStopped { crash, seconds } => {
             match crash {
@@ -184,23 +188,16 @@ async fn start(node: &Node) -> Result<Millis> {
     Ok(accepted)
 }
 
-/// Deletes a queue, and waits until the system has declared it again.
-async fn delete(world: &World, tier: &str) -> Result<Deletion> {
-    let held = world.delete_queue(tier).await?;
-    let deletion = Deletion {
-        tier: tier.to_owned(),
-        at: now(),
-        held,
-    };
+/// Waits until the system has declared a tier's queue again. Whether it has.
+async fn is_back(world: &World, tier: &str) -> bool {
     let begin = Instant::now();
-    // An error here must not have the queue be deleted a second time.
     while !world.has_queue(tier).await.unwrap_or(false) {
         if begin.elapsed() > TRY_LIMIT {
-            bail!("the queue of {tier} was not declared again within {TRY_LIMIT:?}");
+            return false;
         }
         sleep(Duration::from_millis(200)).await;
     }
     // Else a kill of its node within half a second would cost it.
     let _ = world.flush_declarations().await;
-    Ok(deletion)
+    true
 }

@@ -19,8 +19,8 @@ const TRY_LIMIT: Duration = Duration::from_secs(90);
 
 /// Has every channel of the broker be asked for a queue that is not there, as if its client had: the
 /// answer to that is the end of the channel with an error.
-const BREAK_CHANNELS: &str = "[rabbit_channel:do(Channel, {'queue.declare', 0, <<\"none\">>, true, \
-     false, false, false, false, []}) || Channel <- rabbit_channel:list()].";
+const BREAK_CHANNELS: &str = "[Channel ! {'$gen_cast', {method, {'queue.declare', 0, <<\"none\">>, true, \
+     false, false, false, false, []}, none, noflow}} || Channel <- rabbit_channel:list()].";
 
 /// What was done, and when.
 #[derive(Debug, Default)]

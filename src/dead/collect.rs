@@ -195,6 +195,8 @@ impl Collector {
             if let Err(error) = ended {
                 let cause = &error.to_string();
                 self.observers.tell(&Event::Disconnected { purpose, cause });
+                // A node that is frozen takes connections and says nothing: another one comes first.
+                next += 1;
                 ending.unless_over(pause.pause()).await;
             }
             connection.close().await;

@@ -164,6 +164,8 @@ pub(super) async fn keep(
 
         let cause = current.until_gone(&tell).await;
         tracing::warn!(%address, %cause, "a connection for publishing was lost");
+        // A node that is frozen takes connections and says nothing: another one comes first.
+        next += 1;
         tell(State::Down(cause.as_str().into()));
         settings.observers.tell(&Event::Disconnected {
             purpose,

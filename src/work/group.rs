@@ -55,6 +55,8 @@ pub(super) struct Group {
     /// When to look again although nothing happens.
     wake_at: Option<Instant>,
     is_draining: bool,
+    /// Which of the broker's addresses is tried next.
+    next_url: usize,
     /// Used again in every turn.
     supplies: Vec<Supply>,
 }
@@ -113,6 +115,7 @@ impl Group {
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
+            next_url: 0,
             shop,
         }
     }
@@ -125,6 +128,8 @@ impl Group {
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
                 Exit::Lost(cause) => {
+                    // A node that is frozen takes connections and says nothing: another comes first.
+                    self.next_url += 1;
                     tracing::warn!(group = self.name, cause, "the connection is lost");
                     let purpose = Purpose::Work;
                     let cause = &cause;
@@ -161,7 +166,7 @@ impl Group {
         let mut backoff = Backoff::new();
         let urls = self.shop.urls.clone();
         let purpose = Purpose::Work;
-        for url in urls.iter().cycle() {
+        for url in urls.iter().cycle().skip(self.next_url % urls.len()) {
             if !self.is_wanted().await {
                 return None;
             }
@@ -188,6 +193,7 @@ impl Group {
                     self.shop
                         .observers
                         .tell(&Event::ConnectFailed { purpose, cause });
+                    self.next_url += 1;
                 }
             }
             let leave = left(self.phase.clone());

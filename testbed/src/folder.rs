@@ -91,7 +91,7 @@ fn create_locked(path: &Path) -> io::Result<File> {
 }
 
 /// The `target` folder of the build that this code is part of.
-pub(crate) fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     // The binary is target/<profile>/…, target/<profile>/deps/… or target/<profile>/examples/….
     std::env::current_exe()
         .ok()

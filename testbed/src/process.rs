@@ -145,6 +145,16 @@ impl Foreground {
         Ok(Foreground(process))
     }
 
+    /// Ends it with `SIGKILL`, at once.
+    pub fn kill(&self) -> Result<()> {
+        self.0.signal(Signal::KILL)
+    }
+
+    /// Asks it to end (`SIGTERM`).
+    pub fn terminate(&self) -> Result<()> {
+        self.0.signal(Signal::TERM)
+    }
+
     /// Waits until it has ended.
     pub async fn ended(&mut self) -> Result<ExitStatus> {
         self.0.ended(Duration::MAX).await

@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::guard::End;
+use crate::postgres::Postgres;
 use crate::process;
+use crate::rabbitmq::Release;
 
 /// The units that the packages we install would start and enable on an ordinary Debian.
 const UNITS: [&str; 4] = [
@@ -23,6 +25,22 @@ const UNITS: [&str; 4] = [
 const INIT_SCRIPTS: [&str; 2] = ["rabbitmq-server", "postgresql"];
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// Sees to it that private servers can be started: installs what is missing where it may, and unpacks
+/// the newest RabbitMQ where that is asked for. Says on standard error what it does.
+pub async fn programs() -> Result<()> {
+    let mut missing = Vec::new();
+    if Release::is_missing()? {
+        missing.push("rabbitmq-server");
+    }
+    if Postgres::is_missing() {
+        missing.push("postgresql");
+    }
+    if !missing.is_empty() {
+        packages(&missing).await?;
+    }
+    Release::provide().await.map(drop)
+}
 
 /// Whether this process may install packages and switch users.
 pub(crate) fn is_root() -> bool {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cargo;
+mod chaos;
 mod demo;
 mod services;
 mod test;
@@ -40,6 +41,8 @@ enum Command {
         /// The parts of it to run; all unless named.
         parts: Vec<String>,
     },
+    /// Breaks servers, networks and processes under a system that works, and shows that nothing is lost.
+    Chaos(chaos::Chaos),
     /// Starts the servers, prints their URLs and keeps them until Ctrl-C.
     Services,
 }
@@ -52,6 +55,7 @@ async fn main() -> ExitCode {
             Command::Demo(options) => demo::run(&options).await,
             Command::Test { name } => test::run(name.as_deref()).await,
             Command::Bench { name, quick, parts } => bench::run(&name, quick, &parts).await,
+            Command::Chaos(chaos) => chaos::run(&chaos).await,
             Command::Services => services::run().await,
         }
     };

@@ -144,6 +144,11 @@ impl Postgres {
         )
     }
 
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
     fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }

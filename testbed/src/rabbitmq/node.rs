@@ -20,7 +20,7 @@ use crate::guard::End;
 use crate::ports::Port;
 use crate::process::{self, Process, until};
 
-const START_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const STEER_LIMIT: Duration = Duration::from_secs(60);
 
@@ -315,6 +315,16 @@ impl Node {
         self.path(tls::CA_FILE)
     }
 
+    /// The port for clients on 127.0.0.1.
+    pub fn amqp_port(&self) -> u16 {
+        self.amqp.number()
+    }
+
+    /// The release that it runs, such as `3.10.8`.
+    pub fn version(&self) -> &str {
+        self.family.release.version()
+    }
+
     /// Where the metrics are, if the plugin was asked for.
     pub fn prometheus_url(&self) -> Option<String> {
         let port = self.prometheus.as_ref()?;
@@ -359,8 +369,10 @@ impl Node {
             .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-                // Distribution on loopback only; idle schedulers do not burn the other tests' CPU.
-                "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none",
+                // Distribution on loopback only; idle schedulers do not burn the other tests' CPU;
+                // and what tierline advises for its delays.
+                "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none \
+                 -rabbit dead_letter_worker_publisher_confirm_timeout 10000",
             )
             // The script then replaces itself by the broker, so that signals reach the broker.
             .env("RUNNING_UNDER_SYSTEMD", "true")
@@ -370,6 +382,14 @@ impl Node {
 
     fn path(&self, inside: &str) -> std::path::PathBuf {
         self.family.folder.path().join(&self.name).join(inside)
+    }
+
+    /// Waits until the node takes connections, which is a moment before [`Node::start`] ends.
+    pub async fn until_accepting(&self) -> Result<()> {
+        until("accepting connections", START_LIMIT, async || {
+            Ok(self.accepts_connections().await)
+        })
+        .await
     }
 
     /// Speaks the first words of AMQP: a listening port alone may belong to a node that is not

@@ -173,9 +173,9 @@ impl Tier {
         }
     }
 
-    /// Acknowledges what is finished, or leaves it for the next turn: while much is in hand and more
-    /// is finished with every turn, one acknowledgement can stand for many. `is_quiet`: this turn
-    /// brought nothing new. Whether the next turn must follow at once.
+    /// Acknowledges what is finished, or leaves it for the next turn: while more is finished with every
+    /// turn, one acknowledgement can stand for many. `is_quiet`: this turn brought nothing new. Whether
+    /// the next turn must follow at once.
     pub(super) fn flush(&mut self, is_quiet: bool) -> bool {
         let Some(subscription) = &mut self.subscription else {
             return false;
@@ -186,8 +186,7 @@ impl Tier {
         }
         let now = Instant::now();
         let since = *self.gathering_since.get_or_insert(now);
-        let has_much = self.buffer.len() * 2 > usize::from(self.window);
-        if has_much && !is_quiet && now < since + LONGEST_GATHERING {
+        if !is_quiet && now < since + LONGEST_GATHERING {
             return true;
         }
         subscription.flush();

@@ -270,7 +270,8 @@ impl Group {
             }
             let mut is_gathering = false;
             for tier in &mut self.tiers {
-                is_gathering |= tier.flush(is_quiet);
+                // At the end there may be no next turn to leave anything for.
+                is_gathering |= tier.flush(is_quiet || self.is_draining);
             }
             if self.is_draining {
                 if self.running.is_empty() || *self.phase.borrow() >= Phase::Leave {

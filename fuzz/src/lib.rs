@@ -3,6 +3,18 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
+/// A map with one task.
+pub const MAP: &str = r#"
+    app = "shop"
+    [tiers.normal]
+    queue = "quorum"
+    [groups.all]
+    tiers = ["normal"]
+    concurrency = 1
+    [tasks]
+    note = "normal"
+"#;
+
 /// A cut, a copy or an insertion in a text that was right.
 pub type Edit = (u16, u16, u8, Vec<u8>);
 

@@ -8,20 +8,9 @@ use axum::body::Body;
 use axum::http::{Request, header};
 use tierline::admin::{Token, router};
 use tierline::{Tierline, Topology};
-use tierline_fuzz::{Edit, edited};
+use tierline_fuzz::{Edit, MAP, edited};
 use tierline_testbed::{database, vhost};
 use tower::ServiceExt;
-
-const MAP: &str = r#"
-    app = "shop"
-    [tiers.normal]
-    queue = "quorum"
-    [groups.all]
-    tiers = ["normal"]
-    concurrency = 1
-    [tasks]
-    note = "normal"
-"#;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 

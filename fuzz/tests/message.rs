@@ -14,7 +14,7 @@ use tierline::task::Cancellation;
 use tierline::testing::RecordingPublisher;
 use tierline::work::{Executor, Verdict};
 use tierline::{Registry, Task, Tierline, Topology};
-use tierline_fuzz::{Header, properties};
+use tierline_fuzz::{Header, MAP, properties};
 use tierline_testbed::{database, vhost};
 
 #[derive(Serialize, Deserialize)]
@@ -67,17 +67,6 @@ fn any_payload_is_run_or_parked() {
         assert_eq!(verdict == Verdict::Done, is_note, "{verdict:?}");
     });
 }
-
-const MAP: &str = r#"
-    app = "shop"
-    [tiers.normal]
-    queue = "quorum"
-    [groups.all]
-    tiers = ["normal"]
-    concurrency = 1
-    [tasks]
-    note = "normal"
-"#;
 
 /// The same numbers in every run.
 struct Random(u64);

@@ -116,8 +116,7 @@ impl<'a> Comparison<'a> {
                 None => rows.first(),
             };
             let reference = reference.context("a reference that is no contender")?;
-            let pairs = rows[index].figures.iter().zip(&reference.figures);
-            rows[index].ratio = median(&pairs.map(|(own, other)| own / other).collect::<Vec<_>>());
+            rows[index].ratio = ratio(&rows[index].figures, &reference.figures);
         }
         Ok(Measured {
             title: self.title,
@@ -144,6 +143,41 @@ struct Row {
 }
 
 impl Measured {
+    /// What was measured elsewhere: the figures of each contender, one for each round.
+    pub fn of(
+        title: impl Into<String>,
+        unit: impl Into<String>,
+        contenders: Vec<(String, Vec<f64>)>,
+    ) -> Self {
+        let first = contenders.first().map(|(_, figures)| figures.clone());
+        let first = first.unwrap_or_default();
+        let rows = contenders.into_iter().map(|(name, figures)| Row {
+            ratio: ratio(&figures, &first),
+            name,
+            figures,
+            asked: None,
+        });
+        Self {
+            title: title.into(),
+            unit: unit.into(),
+            rows: rows.collect(),
+        }
+    }
+
+    /// What was measured.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// How a contender compares with another, if both are there.
+    pub fn ratio(&self, name: &str, reference: &str) -> Option<f64> {
+        let figures = |name| {
+            let row = self.rows.iter().find(|row| row.name == name)?;
+            Some(row.figures.as_slice())
+        };
+        Some(ratio(figures(name)?, figures(reference)?))
+    }
+
     /// The median of a contender, if it is there.
     pub fn median(&self, name: &str) -> Option<f64> {
         let row = self.rows.iter().find(|row| row.name == name)?;
@@ -211,6 +245,12 @@ impl Section for Measured {
 
 fn verdict(holds: bool) -> &'static str {
     if holds { "yes" } else { "NO" }
+}
+
+/// The median of the ratios of all rounds.
+fn ratio(figures: &[f64], reference: &[f64]) -> f64 {
+    let pairs = figures.iter().zip(reference);
+    median(&pairs.map(|(own, other)| own / other).collect::<Vec<_>>())
 }
 
 fn median(figures: &[f64]) -> f64 {

@@ -57,7 +57,8 @@ impl Python {
         process::run(command, RUN_LIMIT).await
     }
 
-    fn program(&self) -> PathBuf {
+    /// The interpreter of this environment.
+    pub fn program(&self) -> PathBuf {
         self.folder.path().join("bin").join("python")
     }
 }

@@ -63,15 +63,15 @@ async fn strict(
 }
 
 /// What became of critical tasks that arrived one by one.
-pub(crate) struct Arrivals {
+struct Arrivals {
     /// From publish to start.
-    pub(crate) waits: Vec<Duration>,
+    waits: Vec<Duration>,
     /// How many high tasks started between the confirm of each and its start.
     overtaken: Vec<usize>,
 }
 
 /// Publishes a critical task every 50 ms or so, while high ones wait.
-pub(crate) async fn arrive(map: &str, arrivals: usize) -> Result<Arrivals> {
+async fn arrive(map: &str, arrivals: usize) -> Result<Arrivals> {
     let scene = Scene::set(map).await?;
     let mut random = Random(7);
     let high = 5_000.max(arrivals * 30);
@@ -167,7 +167,7 @@ impl Random {
     }
 }
 
-pub(crate) const ONE_GROUP: &str = r#"
+const ONE_GROUP: &str = r#"
     app = "bench"
     [tiers.critical]
     queue = "classic"
@@ -183,7 +183,7 @@ pub(crate) const ONE_GROUP: &str = r#"
     high = "high"
 "#;
 
-pub(crate) const OWN_GROUPS: &str = r#"
+const OWN_GROUPS: &str = r#"
     app = "bench"
     [tiers.critical]
     queue = "classic"

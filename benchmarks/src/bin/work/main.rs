@@ -4,7 +4,6 @@ mod arrival;
 mod faults;
 mod idle;
 mod isolation;
-mod peers;
 mod scene;
 mod strict;
 mod throughput;
@@ -43,10 +42,6 @@ async fn main() -> Result<()> {
     }
     if wanted("faults") {
         faults::measure(&mut report, is_quick()).await?;
-    }
-    // By its name alone: it needs Python and its packages.
-    if only.as_deref() == Some("peers") {
-        peers::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

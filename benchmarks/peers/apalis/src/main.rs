@@ -1,6 +1,7 @@
 //! apalis-amqp, with the commands of `../../peer.py`. It knows no order between queues, so there is
 //! no layout `one`.
 
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, bail};
 use apalis::prelude::*;
 use apalis_amqp::{AmqpBackend, Config};
+use apalis_core::task::builder::TaskBuilder;
+use apalis_core::task::metadata::MetadataStore;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -52,7 +55,12 @@ fn backend(queue: &str, prefetch: u16) -> Result<AmqpBackend<f64>> {
 }
 
 async fn push(backend: &mut AmqpBackend<f64>, argument: f64) -> Result<()> {
-    let pushed = backend.push(argument).await;
+    // Else a message is gone with its broker, and cheaper for it.
+    let persistent = HashMap::from([("delivery_mode".to_owned(), "2".to_owned())]);
+    let task = TaskBuilder::new(argument)
+        .with_metadata(MetadataStore::from_map(persistent))
+        .build();
+    let pushed = backend.push_task(task).await;
     pushed.map_err(|error| anyhow!("{error}"))
 }
 

@@ -123,7 +123,7 @@ async fn drain(report: &mut Report, contenders: &Contenders) -> Result<()> {
     let (few, many) = if is_quick() {
         (2_000, 10_000)
     } else {
-        (6_000, 40_000)
+        (6_000, 20_000)
     };
     let Contenders {
         tierline,
@@ -134,7 +134,7 @@ async fn drain(report: &mut Report, contenders: &Contenders) -> Result<()> {
     let mut comparison = Comparison::new("Tasks that do nothing", "tasks/s")
         .contender(lapin.name, async || lapin.drain(many).await)
         .contender(tierline.name, async || tierline.drain(many).await)
-        .contender(apalis.name, async || apalis.drain(few).await);
+        .contender(apalis.name, async || apalis.drain(many).await);
     for peer in [&contenders.celery, &contenders.dramatiq] {
         comparison = comparison.contender(peer.name, async || peer.drain(few).await);
     }

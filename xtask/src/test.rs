@@ -41,6 +41,12 @@ async fn checks(name: Option<&str>) -> Result<()> {
             check.args(["--features", &features, "--", "--deny", "warnings"]);
             step(&format!("features [{features}]"), check).await?;
         }
+        // As their users build them: here other packages ask for features that these forgot.
+        for package in ["tierline-macros", "tierline-cli"] {
+            let mut check = cargo(&["clippy", "--package", package])?;
+            check.args(["--", "--deny", "warnings"]);
+            step(&format!("{package} by itself"), check).await?;
+        }
     }
     let build = cargo(&["test", "--workspace", "--all-features", "--no-run"])?;
     step("build of the tests", build).await?;

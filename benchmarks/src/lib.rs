@@ -27,11 +27,13 @@ mod chart;
 mod comparison;
 mod distribution;
 mod report;
+mod summary;
 
 pub use chart::Chart;
 pub use comparison::{Comparison, Measured};
 pub use distribution::{Distribution, Distributions};
 pub use report::{Check, Report, folder};
+pub use summary::{Summary, Surroundings};
 
 /// Whether `--quick` was asked for: fewer rounds and smaller amounts, to see that all works.
 pub fn is_quick() -> bool {

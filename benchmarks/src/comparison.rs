@@ -213,7 +213,8 @@ fn verdict(holds: bool) -> &'static str {
     if holds { "yes" } else { "NO" }
 }
 
-fn median(figures: &[f64]) -> f64 {
+/// The figure in the middle; not a number where there is none.
+pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {

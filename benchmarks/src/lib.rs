@@ -26,12 +26,16 @@
 mod chart;
 mod comparison;
 mod distribution;
+mod figures;
+mod process;
 mod report;
 mod summary;
 
 pub use chart::Chart;
-pub use comparison::{Comparison, Measured};
+pub use comparison::{Comparison, Measured, median};
 pub use distribution::{Distribution, Distributions};
+pub use figures::Figures;
+pub use process::status;
 pub use report::{Check, Report, folder};
 pub use summary::{Summary, Surroundings};
 

@@ -65,8 +65,8 @@ impl Report {
         &self.sections
     }
 
-    /// Adds a part ([`Measured`](crate::Measured), [`Distributions`](crate::Distributions)) and
-    /// prints it.
+    /// Adds a part ([`Measured`](crate::Measured), [`Distributions`](crate::Distributions),
+    /// [`Figures`](crate::Figures)) and prints it.
     #[expect(private_bounds, reason = "the parts are those of this crate")]
     pub fn add(&mut self, section: impl Section) {
         println!("\n{}", section.to_text());

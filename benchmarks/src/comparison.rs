@@ -253,7 +253,8 @@ fn ratio(figures: &[f64], reference: &[f64]) -> f64 {
     median(&pairs.map(|(own, other)| own / other).collect::<Vec<_>>())
 }
 
-fn median(figures: &[f64]) -> f64 {
+/// The figure in the middle; not a number where there is none.
+pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {

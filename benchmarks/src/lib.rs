@@ -23,13 +23,21 @@
 //! `cargo xtask bench NAME` starts the servers and runs it in release mode. Machines differ and are
 //! noisy: what counts are ratios within one run, in which the contenders take turns.
 
+mod chart;
 mod comparison;
 mod distribution;
+mod figures;
+mod process;
 mod report;
+mod summary;
 
-pub use comparison::{Comparison, Measured};
+pub use chart::Chart;
+pub use comparison::{Comparison, Measured, median};
 pub use distribution::{Distribution, Distributions};
-pub use report::{Check, Report};
+pub use figures::Figures;
+pub use process::status;
+pub use report::{Check, Report, folder};
+pub use summary::{Summary, Surroundings};
 
 /// Whether `--quick` was asked for: fewer rounds and smaller amounts, to see that all works.
 pub fn is_quick() -> bool {

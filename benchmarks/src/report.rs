@@ -1,11 +1,11 @@
 //! What a benchmark found, printed and kept.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
-use serde::Serialize;
-use serde_json::{Value, json};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A part of a report.
 pub(crate) trait Section {
@@ -15,7 +15,7 @@ pub(crate) trait Section {
 }
 
 /// Something that was promised, and whether it holds.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Check {
     /// The promise.
     pub what: String,
@@ -26,10 +26,17 @@ pub struct Check {
 }
 
 /// What a benchmark found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    name: String,
-    sections: Vec<Value>,
-    checks: Vec<Check>,
+    #[serde(rename = "benchmark")]
+    pub(crate) name: String,
+    pub(crate) sections: Vec<Value>,
+    pub(crate) checks: Vec<Check>,
+}
+
+/// Where reports are kept.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/benchmarks")
 }
 
 impl Report {
@@ -42,8 +49,24 @@ impl Report {
         }
     }
 
-    /// Adds a part ([`Measured`](crate::Measured), [`Distributions`](crate::Distributions)) and
-    /// prints it.
+    /// The report that a benchmark left in this folder.
+    ///
+    /// # Errors
+    /// A file that is not there, or is no report.
+    pub fn read(folder: &Path, name: &str) -> Result<Self> {
+        let file = folder.join(format!("{name}.json"));
+        let text = fs::read_to_string(&file);
+        let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no report", file.display()))
+    }
+
+    /// Its parts, as they are kept.
+    pub fn sections(&self) -> &[Value] {
+        &self.sections
+    }
+
+    /// Adds a part ([`Measured`](crate::Measured), [`Distributions`](crate::Distributions),
+    /// [`Figures`](crate::Figures)) and prints it.
     #[expect(private_bounds, reason = "the parts are those of this crate")]
     pub fn add(&mut self, section: impl Section) {
         println!("\n{}", section.to_text());
@@ -65,29 +88,32 @@ impl Report {
     /// # Errors
     /// A file that cannot be written; a promise that does not hold.
     pub fn finish(self) -> Result<()> {
-        let rows = self.checks.iter().map(|check| {
-            let verdict = if check.holds { "yes" } else { "NO" };
-            vec![check.what.clone(), check.found.clone(), verdict.to_owned()]
-        });
-        println!("\nPromises\n{}", table(&["", "found", "holds"], rows));
-
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/benchmarks");
-        fs::create_dir_all(&folder)?;
-        let report = json!({
-            "benchmark": self.name,
-            "sections": self.sections,
-            "checks": self.checks,
-        });
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(folder.join(format!("{}.json", self.name)), text)?;
-        println!("\nalso in target/benchmarks/{}.json", self.name);
-
+        println!("\nPromises\n{}", promises(&self.checks));
+        keep(&self.name, &self)?;
         let broken = self.checks.iter().filter(|check| !check.holds).count();
         if broken > 0 {
             bail!("{broken} of {} promises do not hold", self.checks.len());
         }
         Ok(())
     }
+}
+
+/// Writes into `target/benchmarks/NAME.json`, and says so.
+pub(crate) fn keep(name: &str, content: &impl Serialize) -> Result<()> {
+    fs::create_dir_all(folder())?;
+    let text = serde_json::to_string_pretty(content)?;
+    fs::write(folder().join(format!("{name}.json")), text)?;
+    println!("\nalso in target/benchmarks/{name}.json");
+    Ok(())
+}
+
+/// The table of what was promised.
+pub(crate) fn promises(checks: &[Check]) -> String {
+    let rows = checks.iter().map(|check| {
+        let verdict = if check.holds { "yes" } else { "NO" };
+        vec![check.what.clone(), check.found.clone(), verdict.to_owned()]
+    });
+    table(&["", "found", "holds"], rows)
 }
 
 /// Columns, each as wide as its widest cell; all but the first to the right.

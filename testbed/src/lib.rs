@@ -34,5 +34,6 @@ pub use python::Python;
 pub use rabbitmq::{Broker, Cluster, Node, Plugins, QueueInfo, Release, Vhost, WHICH, depth};
 pub use servers::Servers;
 pub use shared::{
-    AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, database, management_url, vhost,
+    AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, database, management_url,
+    rabbitmq_version, vhost,
 };

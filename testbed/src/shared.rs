@@ -39,6 +39,16 @@ pub async fn database() -> Database {
     }
 }
 
+/// The version of the shared broker, such as `3.10.8`.
+pub async fn rabbitmq_version() -> Result<String> {
+    let management = management_url(&url_of("RabbitMQ", AMQP_URL));
+    let overview = Management::at(&management).get("overview").await?;
+    let version = overview["rabbitmq_version"].as_str();
+    Ok(version
+        .context("the broker does not tell its version")?
+        .to_owned())
+}
+
 /// Whether the management API belonging to a broker's URL answers: tests need it.
 pub async fn check_management(amqp_url: &str) -> Result<()> {
     let overview = Management::at(&management_url(amqp_url))

@@ -31,16 +31,8 @@ enum Command {
         /// A part of the names of the tests to run.
         name: Option<String>,
     },
-    /// Measures, in release mode, with a table at the end and target/benchmarks/NAME.json.
-    Bench {
-        /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, dead, schedule.
-        name: String,
-        /// Fewer rounds and smaller amounts, to see that all works.
-        #[arg(long)]
-        quick: bool,
-        /// The parts of it to run; all unless named.
-        parts: Vec<String>,
-    },
+    /// Measures, in release mode: all or one benchmark, with a table of what was promised and JSON.
+    Bench(bench::Options),
     /// Breaks servers, networks and processes under a system that works, and shows that nothing is lost.
     Chaos(chaos::Chaos),
     /// Starts the servers, prints their URLs and keeps them until Ctrl-C.
@@ -54,7 +46,7 @@ async fn main() -> ExitCode {
         match command {
             Command::Demo(options) => demo::run(&options).await,
             Command::Test { name } => test::run(name.as_deref()).await,
-            Command::Bench { name, quick, parts } => bench::run(&name, quick, &parts).await,
+            Command::Bench(options) => bench::run(&options).await,
             Command::Chaos(chaos) => chaos::run(&chaos).await,
             Command::Services => services::run().await,
         }

@@ -110,6 +110,17 @@ impl Vhost {
         depth(&self.amqp_url, queue).await
     }
 
+    /// How many connections and channels clients have open in it.
+    pub async fn connections_and_channels(&self) -> Result<(usize, usize)> {
+        let mut counts = [0; 2];
+        for (count, what) in counts.iter_mut().zip(["connections", "channels"]) {
+            let path = format!("vhosts/{}/{what}", self.name);
+            let listed = self.management.get(&path).await?;
+            *count = listed.as_array().map_or(0, Vec::len);
+        }
+        Ok(counts.into())
+    }
+
     /// Deletes a queue behind its users' backs.
     pub async fn delete_queue(&self, queue: &str) -> Result<()> {
         self.management

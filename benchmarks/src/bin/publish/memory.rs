@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use futures_util::stream::{self, StreamExt};
 use tierline::task::PublishRequest;
-use tierline_benchmarks::{Report, is_quick};
+use tierline_benchmarks::{Report, is_quick, status};
 use tierline_testbed::vhost;
 
 use crate::map::{self, Payload};
@@ -38,16 +38,8 @@ pub(crate) async fn publish(url: &str) -> Result<()> {
         confirmed += 1;
     }
     ensure!(confirmed == count, "{confirmed} of {count} are confirmed");
-    println!("{}", peak_kib()?);
+    println!("{}", status("self", "VmHWM")?);
     Ok(())
-}
-
-/// The most that was resident at one time.
-fn peak_kib() -> Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let figure = line.and_then(|line| line.split_whitespace().next());
-    Ok(figure.context("no VmHWM in /proc/self/status")?.parse()?)
 }
 
 pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {

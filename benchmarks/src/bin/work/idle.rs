@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tierline_benchmarks::Report;
+use tierline_benchmarks::{Report, status};
 
 use crate::scene::{Scene, spawn_rival};
 
@@ -21,7 +21,7 @@ pub(crate) async fn measure(report: &mut Report) -> Result<()> {
     let before = cpu(pid)?;
     tokio::time::sleep(WATCHED).await;
     let share = (cpu(pid)? - before).as_secs_f64() / WATCHED.as_secs_f64();
-    let resident = resident(pid)?;
+    let resident = status(pid, "VmRSS")? as f64 / 1024.0;
     let found = format!("{resident:.1} MiB");
     report.check(
         "idle on the hotel: resident under 20 MiB",
@@ -31,15 +31,6 @@ pub(crate) async fn measure(report: &mut Report) -> Result<()> {
     let found = format!("{:.2} %", share * 100.0);
     report.check("idle on the hotel: CPU under 0.5 %", found, share < 0.005);
     Ok(())
-}
-
-/// The memory that a process has in use, in MiB.
-fn resident(pid: u32) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().nth(1));
-    let kibibytes: f64 = number.context("a process has a size")?.parse()?;
-    Ok(kibibytes / 1024.0)
 }
 
 /// The time that a process has used, in user and in kernel mode, in ticks of 10 ms.

@@ -24,15 +24,11 @@ const SHARE_OF_THE_LIMIT: f64 = 0.7;
 /// Until buffers and pools are as large as this load needs them.
 const WARM_UP: Duration = Duration::from_secs(30);
 
-/// lapin has two rings of 32 frames for each connection, and touches them page by page as they are
-/// written around. With frames of 128 KiB that takes minutes, up to 8 MiB each, and looks like a leak.
-const SMALL_FRAMES: &str = "frame_max=16384";
-
 #[tokio::main]
 async fn main() -> Result<()> {
     let minutes = minutes()?;
     let vhost = vhost().await;
-    let load = Load::connect(&format!("{}?{SMALL_FRAMES}", vhost.amqp_url())).await?;
+    let load = Load::connect(vhost.amqp_url()).await?;
     let (stop, stopped) = oneshot::channel::<()>();
     let worker = load.app.work(["all"]).grace(Duration::from_secs(5));
     let mut working = tokio::spawn(worker.until(async {

@@ -1,6 +1,6 @@
 //! Publishing beside plain lapin; how punctual delays are; how much memory a long stream takes.
 //!
-//! `cargo xtask bench publish [--quick] [throughput] [delays] [memory]`
+//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [delays] [memory]`
 
 mod delays;
 mod map;
@@ -11,6 +11,8 @@ use anyhow::Result;
 use tierline_benchmarks::{Report, is_quick, is_wanted};
 use tierline_testbed::vhost;
 
+use throughput::Scene;
+
 #[tokio::main]
 async fn main() -> Result<()> {
     if let Some(url) = memory::child_url() {
@@ -18,10 +20,14 @@ async fn main() -> Result<()> {
     }
     let is_quick = is_quick();
     let mut report = Report::new("publish");
-    if is_wanted("throughput") {
-        for tier in map::TIERS {
-            let vhost = vhost().await;
-            throughput::measure(&mut report, vhost.amqp_url(), tier, is_quick).await?;
+    for tier in map::TIERS {
+        let vhost = vhost().await;
+        let scene = Scene::set(vhost.amqp_url(), tier).await?;
+        if is_wanted("one-by-one") {
+            scene.one_by_one(&mut report, is_quick).await?;
+        }
+        if is_wanted("throughput") {
+            scene.pipelined(&mut report, is_quick).await?;
         }
     }
     if is_wanted("delays") {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Confirmation};
+use lapin::{BasicProperties, Channel, Confirmation, Connection};
 use tierline::Tierline;
 use tierline::task::{Publish, PublishRequest, TaskId};
 use tierline_benchmarks::{Comparison, Report};
@@ -24,87 +24,121 @@ use crate::map::{self, Payload};
 const WINDOW: usize = 1_000;
 const TASKS: usize = 1_000;
 
-const PLAIN_SINGLE: &str = "lapin, one by one";
 const PLAIN_WINDOW: &str = "lapin, window 1,000, awaiting each send";
 const PLAIN_BEST: &str = "lapin, window 1,000, sends overlapped";
 const PLAIN_BARE: &str = "the same without id and headers";
-const SINGLE: &str = "tierline, one by one";
 const MANY: &str = "tierline, publish_many";
 const CONCURRENT: &str = "tierline, 1,000 tasks of single publishes";
 
-pub(crate) async fn measure(
-    report: &mut Report,
-    url: &str,
+/// What is published to, with a connection for each way to do it.
+pub(crate) struct Scene {
+    app: Tierline,
+    plain: Sender,
+    control: Channel,
+    _connections: [Connection; 2],
     tier: &'static str,
-    is_quick: bool,
-) -> Result<()> {
-    let (rounds, few, many) = match is_quick {
-        true => (3, 500, 5_000),
-        false => (7, 2_000, 30_000),
-    };
-    let app = map::connect(url).await?;
-    let (_connection, plain) = map::channel(url).await?;
-    plain
-        .confirm_select(ConfirmSelectOptions::default())
-        .await?;
-    let (_other, control) = map::channel(url).await?;
-    let (app, plain, control) = (&app, &plain, &control);
-    let sender = |properties| Sender {
-        channel: plain.clone(),
-        tier,
-        properties,
-    };
-    let (plain, bare) = (&sender(task_properties), &sender(bare_properties));
-
-    let measured = Comparison::new(format!("Publishing 256 bytes to a {tier} queue"), "msg/s")
-        .contender(PLAIN_SINGLE, async move || {
-            let run = plain_one_by_one(plain.clone(), few);
-            timed(control, tier, few, run).await
-        })
-        .contender(SINGLE, async move || {
-            timed(control, tier, few, one_by_one(app.clone(), tier, few)).await
-        })
-        .at_least(0.9, PLAIN_SINGLE)
-        .contender(PLAIN_WINDOW, async move || {
-            let run = plain_awaiting_sends(plain.clone(), many);
-            timed(control, tier, many, run).await
-        })
-        .contender(PLAIN_BEST, async move || {
-            let run = plain_overlapped(plain.clone(), many);
-            timed(control, tier, many, run).await
-        })
-        .contender(PLAIN_BARE, async move || {
-            let run = plain_overlapped(bare.clone(), many);
-            timed(control, tier, many, run).await
-        })
-        .contender(MANY, async move || {
-            timed(control, tier, many, publish_many(app.clone(), tier, many)).await
-        })
-        .at_least(0.9, PLAIN_BEST)
-        .contender(CONCURRENT, async move || {
-            timed(control, tier, many, concurrent(app.clone(), tier, many)).await
-        })
-        .at_least(0.8, PLAIN_BEST)
-        .run(rounds)
-        .await?;
-    report.add(measured);
-    Ok(())
 }
 
-/// Runs on an empty queue, and looks whether all of it has arrived.
-async fn timed(
-    control: &Channel,
-    tier: &str,
-    count: usize,
-    run: impl Future<Output = Result<()>> + Send + 'static,
-) -> Result<f64> {
-    map::purge(control, tier).await?;
-    let begin = Instant::now();
-    tokio::spawn(run).await??;
-    let speed = count as f64 / begin.elapsed().as_secs_f64();
-    let stored = map::purge(control, tier).await?;
-    ensure!(stored as usize == count, "{stored} of {count} are there");
-    Ok(speed)
+impl Scene {
+    pub(crate) async fn set(url: &str, tier: &'static str) -> Result<Self> {
+        let app = map::connect(url).await?;
+        let (connection, channel) = map::channel(url).await?;
+        channel
+            .confirm_select(ConfirmSelectOptions::default())
+            .await?;
+        let (other, control) = map::channel(url).await?;
+        Ok(Self {
+            app,
+            plain: Sender {
+                channel,
+                tier,
+                properties: task_properties,
+            },
+            control,
+            _connections: [connection, other],
+            tier,
+        })
+    }
+
+    /// Each message awaited before the next. Turns are short, so that both meet the same
+    /// disturbances: what so few messages need is little beside them.
+    pub(crate) async fn one_by_one(&self, report: &mut Report, is_quick: bool) -> Result<()> {
+        let (rounds, count) = if is_quick { (5, 300) } else { (21, 500) };
+        let Self {
+            app, plain, tier, ..
+        } = self;
+        let title = format!("Publishing 256 bytes to a {tier} queue, one by one");
+        let measured = Comparison::new(title, "msg/s")
+            .contender("lapin", async move || {
+                let run = plain_one_by_one(plain.clone(), count);
+                self.timed(count, run).await
+            })
+            .contender("tierline", async move || {
+                let run = one_by_one(app.clone(), tier, count);
+                self.timed(count, run).await
+            })
+            .at_least(0.9, "lapin")
+            .run(rounds)
+            .await?;
+        report.add(measured);
+        Ok(())
+    }
+
+    /// Many messages under way at once.
+    pub(crate) async fn pipelined(&self, report: &mut Report, is_quick: bool) -> Result<()> {
+        let (rounds, count) = if is_quick { (3, 5_000) } else { (7, 30_000) };
+        let Self {
+            app, plain, tier, ..
+        } = self;
+        let bare = Sender {
+            properties: bare_properties,
+            ..plain.clone()
+        };
+        let bare = &bare;
+        let title = format!("Publishing 256 bytes to a {tier} queue");
+        let measured = Comparison::new(title, "msg/s")
+            .contender(PLAIN_BEST, async move || {
+                let run = plain_overlapped(plain.clone(), count);
+                self.timed(count, run).await
+            })
+            .contender(PLAIN_BARE, async move || {
+                let run = plain_overlapped(bare.clone(), count);
+                self.timed(count, run).await
+            })
+            .contender(PLAIN_WINDOW, async move || {
+                let run = plain_awaiting_sends(plain.clone(), count);
+                self.timed(count, run).await
+            })
+            .contender(MANY, async move || {
+                let run = publish_many(app.clone(), tier, count);
+                self.timed(count, run).await
+            })
+            .at_least(0.9, PLAIN_BEST)
+            .contender(CONCURRENT, async move || {
+                let run = concurrent(app.clone(), tier, count);
+                self.timed(count, run).await
+            })
+            .at_least(0.8, PLAIN_BEST)
+            .run(rounds)
+            .await?;
+        report.add(measured);
+        Ok(())
+    }
+
+    /// Runs on an empty queue, and looks whether all of it has arrived.
+    async fn timed(
+        &self,
+        count: usize,
+        run: impl Future<Output = Result<()>> + Send + 'static,
+    ) -> Result<f64> {
+        map::purge(&self.control, self.tier).await?;
+        let begin = Instant::now();
+        tokio::spawn(run).await??;
+        let speed = count as f64 / begin.elapsed().as_secs_f64();
+        let stored = map::purge(&self.control, self.tier).await?;
+        ensure!(stored as usize == count, "{stored} of {count} are there");
+        Ok(speed)
+    }
 }
 
 /// A plain lapin program.

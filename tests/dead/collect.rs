@@ -14,7 +14,10 @@ use crate::support::{Letter, MAP, Shop, until};
 async fn a_row_tells_all_that_is_known_of_a_death() {
     let shop = Shop::open().await;
     let collecting = shop.collect();
-    let died_at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_002_345);
+    // Whole milliseconds, as on the wire; and young, for old rows are removed as soon as they are there.
+    let since_epoch = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let an_hour_ago = since_epoch.as_millis() as u64 - 3_600_000;
+    let died_at = SystemTime::UNIX_EPOCH + Duration::from_millis(an_hour_ago);
     let letter = Letter {
         died_at,
         ..Letter::default()

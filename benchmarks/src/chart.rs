@@ -64,6 +64,11 @@ impl Chart {
         })
     }
 
+    /// What it shows.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
     /// The title in lower case, with hyphens for all that is neither letter nor digit.
     pub fn file_name(&self) -> String {
         let lower = self.title.to_lowercase();

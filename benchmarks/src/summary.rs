@@ -1,10 +1,12 @@
 //! The reports of several benchmarks as one.
 
+use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::is_quick;
 use crate::report::{Check, Report, folder, keep, promises};
 
 /// What was measured on.
@@ -18,6 +20,32 @@ pub struct Surroundings {
     pub cores: usize,
     /// Whether it was a quick run, whose figures say little.
     pub is_quick: bool,
+}
+
+impl Surroundings {
+    /// Those of this process, at the end of its run.
+    ///
+    /// # Errors
+    /// A broker that does not say its version.
+    pub async fn here() -> Result<Self> {
+        Ok(Self {
+            date: jiff::Timestamp::now().strftime("%F %H:%M UTC").to_string(),
+            rabbitmq: tierline_testbed::rabbitmq_version().await?,
+            cores: std::thread::available_parallelism()?.get(),
+            is_quick: is_quick(),
+        })
+    }
+}
+
+impl fmt::Display for Surroundings {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quick = if self.is_quick { ", quick" } else { "" };
+        write!(
+            out,
+            "RabbitMQ {}, {} cores, {}{quick}",
+            self.rabbitmq, self.cores, self.date
+        )
+    }
 }
 
 /// The reports of several benchmarks.
@@ -44,15 +72,8 @@ impl Summary {
     /// # Errors
     /// A file that cannot be written.
     pub fn finish(&self) -> Result<()> {
-        let on = &self.measured_on;
-        let quick = if on.is_quick { ", quick" } else { "" };
-        println!(
-            "\nAll promises: RabbitMQ {}, {} cores, {}{quick}\n{}",
-            on.rabbitmq,
-            on.cores,
-            on.date,
-            promises(&self.checks())
-        );
+        let promises = promises(&self.checks());
+        println!("\nAll promises: {}\n{promises}", self.measured_on);
         keep("all", self)
     }
 

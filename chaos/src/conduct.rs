@@ -118,10 +118,10 @@ impl Run {
             sleep(step.quiet).await;
             println!("{:>4}. {}", number + 1, step.fault);
             let happened = fault::happen(&self.world, &self.crew, step).await;
-            if happened.is_err() {
+            if let Some(error) = &happened.failed {
+                println!("      failed: {error:#}");
                 self.world.heal().await?;
             }
-            let happened = happened?;
             for note in &happened.notes {
                 println!("      {note}");
             }

@@ -31,10 +31,12 @@ pub(crate) struct Happened {
     pub(crate) accepted: Vec<Millis>,
     pub(crate) deletions: Vec<Deletion>,
     pub(crate) notes: Vec<String>,
+    /// Why the fault could not be done, or not be undone.
+    pub(crate) failed: Option<anyhow::Error>,
 }
 
-/// Does what a step says. When it is over, all is healed.
-pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Result<Happened> {
+/// Does what a step says. When it is over, all is healed, unless it failed.
+pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Happened {
     let begin = now();
     let beside = async {
         match &step.beside {
@@ -46,12 +48,15 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Result<Ha
         }
     };
     let (main, beside) = tokio::join!(do_to(world, crew, &step.fault), beside);
-    let mut happened = main.with_context(|| format!("could not do: {}", step.fault))?;
+    let mut happened = main.unwrap_or_else(|error| Happened {
+        failed: Some(error),
+        ..Happened::default()
+    });
     happened.deletions.extend(beside.deletions);
     happened.notes.extend(beside.notes);
     happened.begin = begin;
     happened.end = now();
-    Ok(happened)
+    happened
 }
 
 /// A broker that is down closes no connections: then they are closed the moment it is back.

@@ -60,6 +60,9 @@ struct Run {
     /// A file with a table of runs, in which this one is to appear.
     #[arg(long)]
     record: Option<PathBuf>,
+    /// A file with marks between which the sum of that table is to appear.
+    #[arg(long, requires = "record")]
+    summary: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -113,7 +116,7 @@ async fn run(run: Run) -> Result<ExitCode> {
         let report = conduct::conduct(order, &plan).await?;
         print!("{report}");
         if let Some(path) = &run.record {
-            record::record(path, &report)?;
+            record::record(path, run.summary.as_deref(), &report)?;
         }
         are_well &= report.is_well();
     }

@@ -58,7 +58,13 @@ impl Report {
 
     pub(crate) fn faults(&self) -> usize {
         let beside = self.steps.iter().filter(|(step, _)| step.beside.is_some());
-        self.steps.len() + beside.count()
+        self.steps.len() + beside.count() - self.failed()
+    }
+
+    /// Faults that could not be done, or not be undone, as they were meant.
+    fn failed(&self) -> usize {
+        let failed = |(_, happened): &&(Step, Happened)| happened.failed.is_some();
+        self.steps.iter().filter(failed).count()
     }
 
     /// The longest time without an end of a task after each fault.
@@ -99,7 +105,12 @@ impl Report {
         for ((step, gap), (_, happened)) in self.gaps().zip(&self.steps) {
             let (gap, lasted) = (gap.as_secs_f64(), happened.end - happened.begin);
             let lasted = lasted as f64 / 1_000.0;
-            write!(out, "  {gap:>5.1} s  {} (lasted {lasted:.1} s)", step.fault)?;
+            let failed = happened.failed.as_ref().map_or("", |_| ", failed");
+            write!(
+                out,
+                "  {gap:>5.1} s  {} (lasted {lasted:.1} s{failed})",
+                step.fault
+            )?;
             match &step.beside {
                 Some((_, beside)) => writeln!(out, " and {beside}")?,
                 None => writeln!(out)?,
@@ -141,12 +152,13 @@ impl fmt::Display for Report {
         let order = &self.order;
         writeln!(
             out,
-            "RabbitMQ {}, {} node(s), seed {}, {} faults in {:.0} s",
+            "RabbitMQ {}, {} node(s), seed {}, {} faults in {:.0} s, {} failed",
             self.version,
             order.nodes,
             order.seed,
             self.faults(),
-            self.length.as_secs_f64()
+            self.length.as_secs_f64(),
+            self.failed()
         )?;
         writeln!(out, "  confirmed           {confirmed:>7}")?;
         writeln!(out, "  executed            {executed:>7}")?;

@@ -116,6 +116,8 @@ impl World {
         self.disturb(Way::Postgres, Network::Good);
         for node in self.nodes() {
             node.start().await?;
+            node.resume().await?;
+            node.clear_memory_alarm().await?;
         }
         self.postgres.start().await
     }

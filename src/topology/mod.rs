@@ -17,7 +17,7 @@
 //! | `max_message_size` | the largest message the broker takes | `"1KiB"` to `"512MiB"` | `"16MiB"` |
 //! | **`[tiers.NAME]`** | one urgency, one queue | at least one tier | |
 //! | `queue` | what the queue is made of | `"classic"`, `"quorum"` | required |
-//! | `max_priority` | the highest priority of a message | classic 1 to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic 10; quorum none |
+//! | `max_priority` | the highest priority of a message | classic 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic 10; quorum none |
 //! | `weight` | share of slots in a weighted group | 0.001 to 1000 | none |
 //! | `slo` | how soon a task should start; measured, not enforced | `"1ms"` to `"49d"` | best effort |
 //! | `ttl` | how long a message may wait before it is dead-lettered | `"1ms"` to `"49d"` | for ever |

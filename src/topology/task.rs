@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use super::names::LONGEST;
 use super::reader::{At, Reader, did_you_mean, found, near_miss, quoted};
 use super::source::Source;
-use super::tier::Tier;
+use super::tier::{QueueType, Tier};
 
 /// The one home of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +121,12 @@ fn check_priority(priority: u8, tier: &Tier, task: &Reader<'_>) {
         None => (
             "has no priorities".to_owned(),
             format!(
-                "remove it, or set queue = \"classic\" or, from RabbitMQ 4.3 on, max_priority in [tiers.{}]",
+                "remove it, or set {} in [tiers.{}]",
+                match tier.queue {
+                    QueueType::Classic => "max_priority",
+                    QueueType::Quorum =>
+                        "queue = \"classic\" or, from RabbitMQ 4.3 on, max_priority",
+                },
                 tier.name
             ),
         ),

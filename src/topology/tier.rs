@@ -19,7 +19,7 @@ pub struct Tier {
     /// Classic or quorum. No default: it is the one decision that a tier cannot do without.
     pub queue: QueueType,
     /// The highest priority of a message in this tier; `None`: all are equal, first in, first out.
-    /// Classic: 1 to 255, default 10. Quorum: 1 to 31, default `None`; setting it needs RabbitMQ 4.3.
+    /// Classic: 0 for `None`, to 255, default 10. Quorum: 1 to 31, default `None`; setting it needs RabbitMQ 4.3.
     pub max_priority: Option<u8>,
     /// The share of slots in a weighted group, relative to the group's other tiers: 0.001 to 1000.
     /// Default `None`, which only a strict group allows.
@@ -101,7 +101,7 @@ const DEFAULT_PRIORITY: u8 = 5;
 /// is when the broker is upgraded under waiting messages.
 const UNORDERED_PRIORITY: u8 = 4;
 
-const CLASSIC_PRIORITIES: RangeInclusive<u8> = 1..=255;
+const CLASSIC_PRIORITIES: RangeInclusive<u8> = 0..=255;
 const QUORUM_PRIORITIES: RangeInclusive<u8> = 1..=31;
 const DEFAULT_CLASSIC_PRIORITIES: u8 = 10;
 const WEIGHTS: RangeInclusive<f64> = 0.001..=1000.0;
@@ -166,6 +166,8 @@ fn read_max_priority(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option
             true => Some(u8::MAX),
             false => default,
         })
+        // Zero is how a classic tier says that it has none.
+        .filter(|highest| *highest > 0)
 }
 
 fn read_delivery_limit(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option<u32> {

@@ -128,7 +128,12 @@ fn a_priority_above_the_tiers_maximum_is_refused() {
         the_problem(with("queue = \"classic\"", "11"))
             .contains("priority 11, and its tier \"main\" goes up to 10")
     );
-    assert!(the_problem(with("queue = \"quorum\"", "0")).contains("has no priorities"));
+    for without in [
+        "queue = \"quorum\"",
+        "queue = \"classic\"\nmax_priority = 0",
+    ] {
+        assert!(the_problem(with(without, "0")).contains("has no priorities"));
+    }
     assert!(
         the_problem(with("queue = \"quorum\"\nmax_priority = 32", "1"))
             .contains("1 to 31, found 32")
@@ -151,6 +156,7 @@ fn a_task_without_a_priority_gets_one_that_its_tier_has() {
     assert_eq!(resolved("queue = \"classic\""), 5);
     assert_eq!(resolved("queue = \"classic\"\nmax_priority = 3"), 3);
     assert_eq!(resolved("queue = \"quorum\"\nmax_priority = 31"), 5);
+    assert_eq!(resolved("queue = \"classic\"\nmax_priority = 0"), 4);
     assert_eq!(
         resolved("queue = \"quorum\""),
         4,

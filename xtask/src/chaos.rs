@@ -6,8 +6,9 @@ use clap::Args;
 use crate::cargo::{cargo, step};
 use crate::root;
 
-/// Where recorded runs are listed.
+/// Where recorded runs are listed, and where their sum is.
 const RECORD: &str = "docs/chaos.md";
+const SUMMARY: &str = "README.md";
 
 /// A run of faults.
 #[derive(Debug, Args)]
@@ -24,7 +25,7 @@ pub(crate) struct Chaos {
     /// Only prints the plan.
     #[arg(long)]
     plan: bool,
-    /// Writes the outcome into docs/chaos.md.
+    /// Writes the outcome into docs/chaos.md, and the sum of all into README.md.
     #[arg(long)]
     record: bool,
 }
@@ -42,6 +43,7 @@ pub(crate) async fn run(chaos: &Chaos) -> Result<()> {
     run.args(chaos.plan.then_some("--plan"));
     if chaos.record {
         run.arg("--record").arg(root()?.join(RECORD));
+        run.arg("--summary").arg(root()?.join(SUMMARY));
     }
     step("chaos", run).await
 }

@@ -1,30 +1,40 @@
-//! A chart for each part of what `peers` found, in `docs/benchmarks`: the end of
-//! `cargo xtask bench --peers`. Those of a quick run, whose figures say little, stay in
+//! A chart for each part of what `peers` found, and a page that shows them, in `docs/benchmarks`: the
+//! end of `cargo xtask bench --peers`. Those of a quick run, whose figures say little, stay in
 //! `target/benchmarks/charts`.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use tierline_benchmarks::{Chart, Report, folder, is_quick};
+use tierline_benchmarks::{Chart, Report, Surroundings, folder, is_quick};
 
-fn main() -> Result<()> {
+const PAGE: &str = "README.md";
+
+#[tokio::main]
+async fn main() -> Result<()> {
     let charts = match is_quick() {
         true => folder().join("charts"),
         false => Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks"),
     };
     fs::create_dir_all(&charts)?;
     let report = Report::read(&folder(), "peers")?;
-    let mut written = HashSet::new();
+    let mut page = format!(
+        "# Beside the peers\n\nMade by `cargo xtask bench --peers` from what it measured: {}. All contenders \
+         took turns on the same broker,\neach in processes of its own, with persistent messages, publisher \
+         confirms and acknowledgements after the work.\n",
+        Surroundings::here().await?
+    );
     for chart in report.sections().iter().filter_map(Chart::of) {
-        let name = chart.file_name();
+        let (name, title) = (chart.file_name(), chart.title());
+        let line = format!("\n![{title}]({name})\n");
+        ensure!(
+            !page.contains(&line),
+            "two parts of the report have the title {title:?}"
+        );
         fs::write(charts.join(&name), chart.to_svg())?;
         println!("{name}");
-        ensure!(
-            written.insert(name),
-            "two parts of the report have the same title"
-        );
+        page += &line;
     }
+    fs::write(charts.join(PAGE), page)?;
     Ok(())
 }

@@ -184,8 +184,16 @@ impl Node {
             .await
             .with_context(|| format!("RabbitMQ node {} did not start", self.name))?;
         // It takes connections a moment before it has started in full; a virtual host created in
-        // that moment on a cluster hangs (seen on 3.10.8).
-        self.rabbitmqctl(&["await_startup"]).await?;
+        // that moment on a cluster hangs (seen on 3.10.8). The command itself fails now and then on a
+        // node that is busy with its start (seen on 4.3.6).
+        let mut failed = None;
+        until("a start in full", START_LIMIT, async || {
+            started.check()?;
+            failed = self.rabbitmqctl(&["await_startup"]).await.err();
+            Ok(failed.is_none())
+        })
+        .await
+        .with_context(|| format!("RabbitMQ node {} did not start: {failed:?}", self.name))?;
         *process = Some(started);
         Ok(())
     }

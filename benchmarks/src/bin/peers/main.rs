@@ -25,7 +25,8 @@ async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["as", "tierline", ref command @ ..] => return own::run(command).await,
+        ["as", "tierline", ref command @ ..] => return own::run(own::PLAIN, command).await,
+        ["as", "quorum", ref command @ ..] => return own::run(own::QUORUM, command).await,
         ["as", "lapin", ref command @ ..] => return plain::run(command).await,
         _ => {}
     }
@@ -46,6 +47,7 @@ async fn main() -> Result<()> {
 
 struct Contenders {
     tierline: Program,
+    quorum: Program,
     lapin: Program,
     celery: Program,
     dramatiq: Program,
@@ -59,6 +61,7 @@ impl Contenders {
         let python = python.program();
         Ok(Self {
             tierline: Program::new("tierline", &[&this, &"as", &"tierline"]),
+            quorum: Program::new("tierline, quorum", &[&this, &"as", &"quorum"]),
             lapin: Program::new("lapin", &[&this, &"as", &"lapin"]),
             celery: Program::new("Celery", &[&python, &script("celery_peer.py")]),
             dramatiq: Program::new("Dramatiq", &[&python, &script("dramatiq_peer.py")]),
@@ -127,6 +130,7 @@ async fn drain(report: &mut Report, contenders: &Contenders) -> Result<()> {
     };
     let Contenders {
         tierline,
+        quorum,
         lapin,
         apalis,
         ..
@@ -134,6 +138,7 @@ async fn drain(report: &mut Report, contenders: &Contenders) -> Result<()> {
     let mut comparison = Comparison::new("Tasks that do nothing", "tasks/s")
         .contender(lapin.name, async || lapin.drain(many).await)
         .contender(tierline.name, async || tierline.drain(many).await)
+        .contender(quorum.name, async || quorum.drain(many).await)
         .contender(apalis.name, async || apalis.drain(many).await);
     for peer in [&contenders.celery, &contenders.dramatiq] {
         comparison = comparison.contender(peer.name, async || peer.drain(few).await);

@@ -39,30 +39,33 @@ impl Task for Critical {
     const NAME: &'static str = "critical";
 }
 
+/// The queue of the tasks that do nothing: of the same kind as those of the others, or replicated.
+pub(crate) const PLAIN: &str = "queue = \"classic\"\nmax_priority = 0";
+pub(crate) const QUORUM: &str = "queue = \"quorum\"";
+
 /// A command of `peers/peer.py`, and `many` for what the others do not have.
-pub(crate) async fn run(command: &[&str]) -> Result<()> {
+pub(crate) async fn run(bulk: &str, command: &[&str]) -> Result<()> {
     match *command {
-        ["fill", task, count] => fill(task, count.parse()?).await,
-        ["many", task, count] => many(task, count.parse()?).await,
-        ["arrive", count] => arrive(count.parse()?).await,
-        ["work", layout] => work(layout).await,
+        ["fill", task, count] => fill(connect(bulk, "one").await?, task, count.parse()?).await,
+        ["many", task, count] => many(connect(bulk, "one").await?, task, count.parse()?).await,
+        ["arrive", count] => arrive(connect(bulk, "one").await?, count.parse()?).await,
+        ["work", layout] => work(connect(bulk, layout).await?).await,
         _ => bail!("not a command: {command:?}"),
     }
 }
 
-async fn connect(layout: &str) -> Result<Tierline> {
+async fn connect(bulk: &str, layout: &str) -> Result<Tierline> {
     let mut registry = Registry::new();
     registry.register::<Noop, _>(noop)?;
     registry.register::<High, _>(high)?;
     registry.register::<Critical, _>(critical)?;
-    let topology = Topology::parse(map(layout))?;
+    let topology = Topology::parse(map(bulk, layout))?;
     let url = std::env::var(tierline_testbed::AMQP_URL)?;
     let app = Tierline::builder(topology).amqp(url).registry(registry);
     Ok(app.connect().await?)
 }
 
-async fn fill(task: &str, count: usize) -> Result<()> {
-    let app = connect("one").await?;
+async fn fill(app: Tierline, task: &str, count: usize) -> Result<()> {
     let publisher = app.publisher();
     let requests: Result<Vec<_>> = (0..count).map(|number| request(task, number)).collect();
     let requests = requests?;
@@ -78,8 +81,7 @@ async fn fill(task: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-async fn many(task: &str, count: usize) -> Result<()> {
-    let app = connect("one").await?;
+async fn many(app: Tierline, task: &str, count: usize) -> Result<()> {
     let begin = Instant::now();
     let requests = stream::iter(0..count).filter_map(async |number| request(task, number).ok());
     let mut outcomes = std::pin::pin!(app.publish_many(requests));
@@ -98,8 +100,7 @@ fn request(task: &str, number: usize) -> Result<PublishRequest> {
     })
 }
 
-async fn arrive(count: u64) -> Result<()> {
-    let app = connect("one").await?;
+async fn arrive(app: Tierline, count: u64) -> Result<()> {
     for number in 0..count {
         tokio::time::sleep(Duration::from_millis(40 + number * 7 % 21)).await;
         app.publish(Critical { sent: now() }).await?;
@@ -107,8 +108,7 @@ async fn arrive(count: u64) -> Result<()> {
     Ok(())
 }
 
-async fn work(layout: &str) -> Result<()> {
-    let app = connect(layout).await?;
+async fn work(app: Tierline) -> Result<()> {
     let groups = app.topology().groups().iter();
     let groups: Vec<_> = groups.map(|group| group.name.clone()).collect();
     app.work(groups).until(std::future::pending::<()>()).await?;
@@ -145,7 +145,7 @@ pub(crate) fn now() -> f64 {
     now.unwrap_or_default().as_secs_f64()
 }
 
-fn map(layout: &str) -> String {
+fn map(bulk: &str, layout: &str) -> String {
     let groups = match layout {
         "own" => {
             r#"
@@ -182,7 +182,7 @@ fn map(layout: &str) -> String {
         [tiers.high]
         queue = "classic"
         [tiers.bulk]
-        queue = "classic"
+        {bulk}
         {groups}
         [broker]
         ack_timeout = "365d"

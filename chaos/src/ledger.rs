@@ -14,14 +14,18 @@ use anyhow::{Context, Result};
 pub(crate) type Millis = u64;
 
 pub(crate) fn now() -> Millis {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    millis(SystemTime::now())
+}
+
+pub(crate) fn millis(time: SystemTime) -> Millis {
+    let since = time.duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// A fact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fact {
-    /// A publish that began at `sent` was confirmed. Written after the confirm.
+    /// A publish that began at `sent`, or later, was confirmed. Written after the confirm.
     Confirmed { tier: String, sent: Millis },
     /// A publish ended in an error.
     Refused { why: String },

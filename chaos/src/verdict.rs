@@ -65,9 +65,9 @@ pub(crate) struct Lost {
     pub(crate) failed: bool,
 }
 
-/// How much later than a deletion a confirm may be written down that came before it: RabbitMQ also
-/// confirms what is on its way to a queue that goes.
-const WRITTEN_AFTER: Millis = 2_000;
+/// How much later than a deletion a confirm may be written down of what was in the queue, or on its
+/// way to it: RabbitMQ confirms that too. A disturbed network holds confirms back for up to 6 s.
+const WRITTEN_AFTER: Millis = 8_000;
 /// What a deleted queue held beyond what the broker counts: deliveries in the hands of two workers
 /// (40 slots' worth in a quorum tier) and publishes under way.
 const IN_HAND: u64 = 50;

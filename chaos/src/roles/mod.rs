@@ -11,7 +11,7 @@ use tierline::observe::Event;
 use tierline::{Builder, Tierline, Topology};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::ledger::{Fact, Ledger, now};
+use crate::ledger::{Fact, Ledger, millis, now};
 
 /// The tiers, whose queues are `chaos.TIER`.
 pub(crate) const TIERS: [&str; 4] = ["critical", "high", "normal", "low"];
@@ -151,8 +151,9 @@ fn note_expired(ledger: &Ledger, event: &Event<'_>) {
 
 fn note_scheduled(ledger: &Ledger, event: &Event<'_>) {
     match event {
-        Event::SchedulePublished { id, .. } => {
-            let (tier, sent) = ("normal".to_owned(), now());
+        Event::SchedulePublished { id, due, .. } => {
+            // When it was sent is not told; not before it was due.
+            let (tier, sent) = ("normal".to_owned(), millis(*due));
             note(ledger, id, Fact::Confirmed { tier, sent });
         }
         other => eprintln!("{} {other:?}", now()),

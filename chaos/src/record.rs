@@ -151,8 +151,11 @@ fn sum(table: &str) -> String {
         sum.lost += number(11) as u64;
         sum.is_drained &= !cell(11).contains("not drained");
         sum.standstill = sum.standstill.max(number(12));
-        let recovery = cell(13).strip_prefix("at most ").map(leading_number);
-        sum.recovery = sum.recovery.zip(recovery).map(|(a, b)| a.max(b));
+        // A run in which no node went has none.
+        if cell(13) != "-" {
+            let recovery = cell(13).strip_prefix("at most ").map(leading_number);
+            sum.recovery = sum.recovery.zip(recovery).map(|(a, b)| a.max(b));
+        }
     }
     let lines = sums.iter().map(Sum::line);
     format!("{SUM_HEAD}{}", lines.collect::<String>())
@@ -234,13 +237,14 @@ mod tests {
             row("3.10.8", 1, "0", "1 of 2 later"),
             row("3.10.8", 2, "1, not drained", "at most 2.0 s"),
             row("4.3.6", 1, "0", "at most 1.0 s"),
+            row("4.3.6", 3, "0", "-"),
             row("4.3.6", 2, "0", "at most 3.5 s"),
         ] {
             table = with_row(&table, &row);
         }
         let expected = format!(
             "{SUM_HEAD}| 3.10.8 | 1 | 1, 2 | 42 | 200 | 6 | **1, not drained** | 10 s | not always in time |\n\
-             | 4.3.6 | 1 | 1, 2 | 42 | 200 | 6 | **0** | 10 s | within 3.5 s |\n"
+             | 4.3.6 | 1 | 1, 2, 3 | 63 | 300 | 9 | **0** | 10 s | within 3.5 s |\n"
         );
         assert_eq!(sum(&table), expected);
     }

@@ -10,6 +10,12 @@ use tierline_benchmarks::{Chart, Report, Surroundings, folder, is_quick};
 
 const PAGE: &str = "README.md";
 
+const HOW: &str = "All contenders took turns on the same broker, each in processes of its own, with persistent messages,
+publisher confirms and acknowledgements after the work. tierline's tasks that do nothing wait in a classic
+queue without priorities, of the same kind as the others', and in another row in a quorum queue, which its
+guide advises where no priorities are needed.
+";
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let charts = match is_quick() {
@@ -19,9 +25,7 @@ async fn main() -> Result<()> {
     fs::create_dir_all(&charts)?;
     let report = Report::read(&folder(), "peers")?;
     let mut page = format!(
-        "# Beside the peers\n\nMade by `cargo xtask bench --peers` from what it measured: {}. All contenders \
-         took turns on the same broker,\neach in processes of its own, with persistent messages, publisher \
-         confirms and acknowledgements after the work.\n",
+        "# Beside the peers\n\nMade by `cargo xtask bench --peers` from what it measured: {}.\n{HOW}",
         Surroundings::here().await?
     );
     for chart in report.sections().iter().filter_map(Chart::of) {

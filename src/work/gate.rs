@@ -1,35 +1,40 @@
 //! Lets a task that may kill its process run alone in it.
 //!
-//! Whoever runs beside a killer is redelivered like the killer itself, and nothing tells them apart.
-//! So a task whose worker died twice runs alone: if that worker dies too, it was the task.
+//! Whoever is in the hands of a process that dies is redelivered like the task that killed it, and
+//! nothing tells them apart. So a task whose worker died twice runs alone, with no other suspect in
+//! hand: if that worker dies too, it was the task.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+
+use tokio::sync::watch;
 
 /// From this crash count on a task runs alone.
 pub(super) const ALONE_FROM: u32 = 2;
 
 /// Counts what runs in the process, in all its groups.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(Mutex<State>);
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    closure: watch::Sender<Option<Closure>>,
+}
+
+/// Which time it is that the gate is closed: somebody runs alone, or waits for it.
+pub(super) type Closure = u64;
 
 #[derive(Debug, Default)]
 struct State {
     running: usize,
     /// Those of `running` whose worker died once: perhaps by them.
     doubtful: usize,
-    alone: Alone,
-    /// Whoever was turned away.
-    waiting: Vec<Waker>,
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Alone {
-    #[default]
-    Nobody,
-    /// Somebody waits until nothing runs any more; until then nothing starts.
-    Wanted,
-    Running,
+    is_closed: bool,
+    closures: Closure,
+    /// The groups that have deliveries, and since which closure each of them has no suspect in hand.
+    members: HashMap<u64, Closure>,
+    next_member: u64,
+    /// Who waits to run alone.
+    claimant: Option<Waker>,
 }
 
 /// The right to run, given back when it is dropped.
@@ -47,13 +52,35 @@ pub(super) struct Claim {
     is_granted: bool,
 }
 
+/// A group that has deliveries, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Member {
+    gate: Arc<Gate>,
+    number: u64,
+}
+
 impl Gate {
-    /// Lets a task of this crash count run beside others. `None` while somebody runs alone or waits
-    /// for it; then `waker` is woken when that is over.
-    pub(super) fn enter(self: &Arc<Self>, crashes: u32, waker: &Waker) -> Option<Pass> {
+    /// Which time the gate is closed, while it is.
+    pub(super) fn watch(&self) -> watch::Receiver<Option<Closure>> {
+        self.closure.subscribe()
+    }
+
+    /// Has whoever wants to run alone wait until a group has no suspects in hand.
+    pub(super) fn join(self: &Arc<Self>) -> Member {
         let mut state = self.lock();
-        if state.alone != Alone::Nobody {
-            state.wait(waker);
+        state.next_member += 1;
+        let number = state.next_member;
+        state.members.insert(number, 0);
+        Member {
+            gate: self.clone(),
+            number,
+        }
+    }
+
+    /// Lets a task of this crash count run beside others. `None` while the gate is closed.
+    pub(super) fn enter(self: &Arc<Self>, crashes: u32) -> Option<Pass> {
+        let mut state = self.lock();
+        if state.is_closed {
             return None;
         }
         let is_doubtful = crashes > 0;
@@ -66,38 +93,45 @@ impl Gate {
         })
     }
 
-    /// Asks to run alone. `None` where somebody else does, or where another suspect runs: if that
-    /// one is the killer, the task that waits here would be blamed too.
+    /// Asks to run alone, which closes the gate. `None` where somebody else does, or where another
+    /// suspect runs: if that one is the killer, the task that waits here would be blamed too.
     pub(super) fn claim(self: &Arc<Self>) -> Option<Claim> {
         let mut state = self.lock();
-        if state.alone != Alone::Nobody || state.doubtful > 0 {
+        if state.is_closed || state.doubtful > 0 {
             return None;
         }
-        state.alone = Alone::Wanted;
+        state.is_closed = true;
+        state.closures += 1;
+        self.closure.send_replace(Some(state.closures));
         Some(Claim {
             gate: self.clone(),
             is_granted: false,
         })
     }
 
+    fn open(&self, state: &mut State) {
+        state.is_closed = false;
+        state.claimant = None;
+        self.closure.send_replace(None);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Claim {
-    /// The right to run alone, as soon as nothing else runs; until then `waker` is woken when that
-    /// may have changed.
+    /// The right to run alone, as soon as nothing else runs and no group has another suspect in hand;
+    /// until then `waker` is woken when that may have changed.
     pub(super) fn grant(mut self, waker: &Waker) -> Result<Pass, Claim> {
         let gate = self.gate.clone();
         let mut state = gate.lock();
-        if state.running > 0 {
-            state.wait(waker);
+        if !state.is_empty() {
+            state.claimant = Some(waker.clone());
             drop(state);
             return Err(self);
         }
         state.running += 1;
-        state.alone = Alone::Running;
         self.is_granted = true;
         drop(state);
         Ok(Pass {
@@ -108,15 +142,28 @@ impl Claim {
     }
 }
 
+impl Member {
+    /// The group has no suspect in hand, in this closure.
+    pub(super) fn is_empty_in(&self, closure: Closure) {
+        let mut state = self.gate.lock();
+        state.members.insert(self.number, closure);
+        state.wake_claimant();
+    }
+}
+
 impl State {
-    fn wait(&mut self, waker: &Waker) {
-        if !self.waiting.iter().any(|other| other.will_wake(waker)) {
-            self.waiting.push(waker.clone());
-        }
+    /// Whether somebody may run alone.
+    fn is_empty(&self) -> bool {
+        let mut members = self.members.values();
+        self.running == 0 && members.all(|closure| *closure == self.closures)
     }
 
-    fn wake(&mut self) {
-        self.waiting.drain(..).for_each(Waker::wake);
+    fn wake_claimant(&mut self) {
+        if self.is_empty()
+            && let Some(claimant) = self.claimant.take()
+        {
+            claimant.wake();
+        }
     }
 }
 
@@ -125,11 +172,9 @@ impl Drop for Pass {
         let mut state = self.gate.lock();
         state.running -= 1;
         state.doubtful -= usize::from(self.is_doubtful);
-        if self.is_alone {
-            state.alone = Alone::Nobody;
-        }
-        if self.is_alone || state.running == 0 {
-            state.wake();
+        match self.is_alone {
+            true => self.gate.open(&mut state),
+            false => state.wake_claimant(),
         }
     }
 }
@@ -137,10 +182,16 @@ impl Drop for Pass {
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.is_granted {
-            let mut state = self.gate.lock();
-            state.alone = Alone::Nobody;
-            state.wake();
+            self.gate.open(&mut self.gate.lock());
         }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let mut state = self.gate.lock();
+        state.members.remove(&self.number);
+        state.wake_claimant();
     }
 }
 
@@ -155,30 +206,60 @@ mod tests {
     #[test]
     fn who_runs_alone_waits_for_the_others_and_lets_nobody_in() {
         let (gate, waker) = (gate(), Waker::noop());
-        let neighbour = gate.enter(0, waker).unwrap();
+        let neighbour = gate.enter(0).unwrap();
         let claim = gate.claim().unwrap();
-        assert!(gate.enter(0, waker).is_none() && gate.claim().is_none());
+        assert!(gate.enter(0).is_none() && gate.claim().is_none());
         let claim = claim.grant(waker).unwrap_err();
         drop(neighbour);
         let pass = claim.grant(waker).unwrap();
-        assert!(gate.enter(0, waker).is_none() && gate.claim().is_none());
+        assert!(gate.enter(0).is_none() && gate.claim().is_none());
         drop(pass);
-        assert!(gate.enter(0, waker).is_some());
+        assert!(gate.enter(0).is_some());
+    }
+
+    #[test]
+    fn who_runs_alone_waits_until_no_group_has_suspects() {
+        let (gate, waker) = (gate(), Waker::noop());
+        let (one, other) = (gate.join(), gate.join());
+        let claim = gate.claim().unwrap();
+        let first = gate.watch().borrow().unwrap();
+        one.is_empty_in(first);
+        let claim = claim.grant(waker).unwrap_err();
+        drop(other);
+        drop(claim.grant(waker).unwrap());
+        let claim = gate.claim().unwrap().grant(waker).unwrap_err();
+        one.is_empty_in(first);
+        let claim = claim.grant(waker).unwrap_err();
+        let second = gate.watch().borrow().unwrap();
+        one.is_empty_in(second);
+        assert!(claim.grant(waker).is_ok());
     }
 
     #[test]
     fn nobody_waits_in_hand_while_another_suspect_runs() {
-        let (gate, waker) = (gate(), Waker::noop());
-        let suspect = gate.enter(1, waker).unwrap();
+        let gate = gate();
+        let suspect = gate.enter(1).unwrap();
         assert!(gate.claim().is_none());
         drop(suspect);
         assert!(gate.claim().is_some());
     }
 
     #[test]
+    fn all_are_told_when_the_gate_closes_and_opens() {
+        let gate = gate();
+        let watch = gate.watch();
+        let claim = gate.claim().unwrap();
+        assert!(watch.borrow().is_some());
+        let pass = claim.grant(Waker::noop()).unwrap();
+        assert!(watch.borrow().is_some());
+        drop(pass);
+        assert!(watch.borrow().is_none());
+    }
+
+    #[test]
     fn a_claim_that_is_given_up_opens_the_gate() {
         let gate = gate();
         drop(gate.claim());
-        assert!(gate.enter(0, Waker::noop()).is_some());
+        assert!(gate.enter(0).is_some());
     }
 }

@@ -3,6 +3,8 @@
 //! All decisions of a group are made in one task, in turns: take in what has arrived and what has
 //! ended, acknowledge, give free slots away. The handlers run in tasks of their own.
 
+mod hands;
+
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -14,6 +16,7 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep, timeout};
 
+use self::hands::Hands;
 use super::gate::{ALONE_FROM, Claim, Pass};
 use super::job::{self, End, JobId, Kind, News};
 use super::memory::Key;
@@ -49,6 +52,7 @@ pub(super) struct Group {
     phase: watch::Receiver<Phase>,
     /// Completes when the shutdown moves on.
     moved_on: Pin<Box<dyn Future<Output = ()> + Send>>,
+    hands: Hands,
     /// A message that waits until it can run alone in the process.
     alone: Option<(usize, Held, Claim)>,
     timer: Pin<Box<Sleep>>,
@@ -111,6 +115,7 @@ impl Group {
             news,
             moved_on: Box::pin(moved_on(phase.clone())),
             phase,
+            hands: Hands::new(&shop.gate),
             alone: None,
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
@@ -124,6 +129,7 @@ impl Group {
     pub(super) async fn run(mut self) {
         while let Some(connection) = self.connect().await {
             let connection = Arc::new(connection);
+            self.hands.join(&self.shop.gate);
             self.subscribe(&connection).await;
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
@@ -139,6 +145,7 @@ impl Group {
                     for tier in 0..self.tiers.len() {
                         self.lose(tier);
                     }
+                    self.hands.leave();
                 }
                 Exit::Finished => {
                     let _ = timeout(CLOSE_LIMIT, self.close(connection)).await;
@@ -273,6 +280,7 @@ impl Group {
                 // At the end there may be no next turn to leave anything for.
                 is_gathering |= tier.flush(is_quiet || self.is_draining);
             }
+            self.empty_hands(cx);
             if self.is_draining {
                 if self.running.is_empty() || *self.phase.borrow() >= Phase::Leave {
                     return Poll::Ready(Exit::Finished);
@@ -411,8 +419,11 @@ impl Group {
             }
         }
         state.looked();
+        if self.is_draining || self.hands.must_be_empty() {
+            self.send_suspects_around(tier);
+        }
         if self.is_draining {
-            state.give_back_waiting(Instant::now());
+            self.tiers[tier].give_back_waiting(Instant::now());
         }
         Ok(())
     }
@@ -432,7 +443,7 @@ impl Group {
             let free = self.slots - self.running.len();
             match self.order.next(free, &self.supplies) {
                 Turn::Take(tier) => {
-                    if !self.take(tier, cx) {
+                    if !self.take(tier) {
                         break;
                     }
                 }
@@ -450,7 +461,7 @@ impl Group {
     }
 
     /// Does with the tier's next message what is to be done; whether slots can go on being given.
-    fn take(&mut self, tier: usize, cx: &mut Context<'_>) -> bool {
+    fn take(&mut self, tier: usize) -> bool {
         let Some(held) = self.tiers[tier].buffer.pop_front() else {
             return false;
         };
@@ -460,15 +471,12 @@ impl Group {
         }
         if held.crashes >= ALONE_FROM {
             match self.shop.gate.claim() {
-                Some(claim) => match claim.grant(cx.waker()) {
-                    Ok(pass) => self.start(tier, held, Kind::Run, Some(pass)),
-                    Err(claim) => self.alone = Some((tier, held, claim)),
-                },
+                Some(claim) => self.alone = Some((tier, held, claim)),
                 None => self.start(tier, held, Kind::SendAround, None),
             }
             return true;
         }
-        match self.shop.gate.enter(held.crashes, cx.waker()) {
+        match self.shop.gate.enter(held.crashes) {
             Some(pass) => {
                 self.start(tier, held, Kind::Run, Some(pass));
                 true
@@ -602,11 +610,13 @@ fn tell_given_back(shop: &Workshop, back: &[Held]) {
     }
 }
 
-/// Completes when the shutdown goes into another phase than it is in now.
-fn moved_on(mut phase: watch::Receiver<Phase>) -> impl Future<Output = ()> + Send + use<> {
-    phase.mark_unchanged();
+/// Completes when it changes.
+fn moved_on<T: Send + Sync + 'static>(
+    mut it: watch::Receiver<T>,
+) -> impl Future<Output = ()> + Send + use<T> {
+    it.mark_unchanged();
     async move {
-        if phase.changed().await.is_err() {
+        if it.changed().await.is_err() {
             // The worker is gone, and with it this group.
             std::future::pending().await
         }

@@ -19,7 +19,9 @@ use crate::task::TaskOptions;
 
 /// How long a copy of an interrupted message may take to be confirmed.
 const COPY_LIMIT: Duration = Duration::from_millis(700);
-/// How long a suspect that cannot run alone now waits before it is tried again, at least.
+/// How long a suspect that cannot run alone now waits before it is tried again, at least; four times
+/// as long for every crash after which it was to run alone. The seldomer it is in hand, the seldomer
+/// it is counted with another.
 const AROUND: Duration = Duration::from_millis(500);
 /// How long a slot rests before a message whose successor was not stored goes back.
 const BACK_PAUSE: Duration = Duration::from_secs(1);
@@ -292,8 +294,8 @@ async fn suspect(shop: &Workshop, package: &Package) -> End {
     let crashes = message.crashes;
     if crashes >= shop.condemned_at {
         let problem = format!(
-            "{crashes} workers died while it was in their hands, the last of them while it ran \
-             alone; look for what ends the process: an abort, a stack overflow, too much memory"
+            "{crashes} workers died while it was in their hands, although it runs alone since the \
+             second; look for what ends the process: an abort, a stack overflow, too much memory"
         );
         let failure = Failure::new(FailureKind::Crash, problem);
         return bury(shop, package, &message, DeadReason::CrashLoop, failure).await;
@@ -316,7 +318,8 @@ async fn send_around(shop: &Workshop, package: &Package) -> End {
     match package.open(SystemTime::now()) {
         Ok(message) => {
             let jitter = f64::from(random::number()) / f64::from(u32::MAX);
-            let after = AROUND.mul_f64(1.0 + jitter);
+            let patience = 4_u32.pow(message.crashes.saturating_sub(ALONE_FROM).min(3));
+            let after = (AROUND * patience).mul_f64(1.0 + jitter);
             let stored = shop.again(package, message.clone(), after).await;
             let task = task_ref(&message);
             shop.ended(task, stored, || Event::Snoozed { task, after })

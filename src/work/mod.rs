@@ -3,8 +3,9 @@
 //!
 //! Read in this order: `worker` is the face, `group` the turns of a pool, `order` whose turn it is,
 //! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
-//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `memory` and `gate`
-//! the protection against tasks that kill their process, `watchdog` that against those which hang.
+//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `memory`, `gate` and
+//! `group/hands` the protection against tasks that kill their process, `watchdog` that against those
+//! which hang.
 
 mod acks;
 mod check;

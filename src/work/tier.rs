@@ -195,6 +195,15 @@ impl Tier {
         false
     }
 
+    /// Acknowledges what is finished, and asks something. When the broker answers it has read that, and
+    /// all that it had sent before is here.
+    pub(super) fn settle(&mut self) -> Option<Question> {
+        let subscription = self.subscription.as_mut()?;
+        subscription.flush();
+        self.gathering_since = None;
+        Some(subscription.ask())
+    }
+
     /// A slot is held for this tier: until when, unless something moves. `None`: it is released.
     pub(super) fn hold(&mut self) -> Option<Instant> {
         let now = Instant::now();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 use lapin::ConnectionProperties;
-use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use tierline::message::{DeadReason, Death};
 use tierline::task::PublishRequest;
 use tierline::{Tierline, Topology};
@@ -27,8 +27,14 @@ fn map(queue: &str, prefetch: u16) -> String {
         app = "house"
         [tiers.normal]
         queue = "{queue}"
+        [tiers.low]
+        queue = "{queue}"
         [groups.all]
         tiers = ["normal"]
+        concurrency = 4
+        prefetch = {prefetch}
+        [groups.low]
+        tiers = ["low"]
         concurrency = 4
         prefetch = {prefetch}
         [tasks]
@@ -53,6 +59,18 @@ async fn a_task_that_aborts_its_process_ends_as_a_dead_letter_and_harms_no_neigh
     house
         .kills_only_itself("abort", &[DeadReason::CrashLoop])
         .await;
+}
+
+#[tokio::test]
+async fn a_killer_is_told_apart_from_all_who_are_suspected_with_it() {
+    for queue in ["classic", "quorum"] {
+        let house = House::build(queue, 2).await;
+        house.publish_notes(0..10, 10).await;
+        house.app.publish_named("abort", &nothing()).await.unwrap();
+        house.publish_notes(10..20, 10).await;
+        house.suspect(21, |_| 2).await;
+        house.outlives("abort", &[DeadReason::CrashLoop], 20).await;
+    }
 }
 
 #[tokio::test]
@@ -123,9 +141,7 @@ async fn a_task_that_outlasts_the_grace_period_is_given_back_at_no_cost() {
     let house = House::build("classic", 1).await;
     house.publish_notes(0..1, 600_000).await;
     let mut worker = house.worker().await;
-    house
-        .until("it was begun", || house.runs().len() == 1)
-        .await;
+    house.until("it is begun", || house.begun() == 1).await;
     let begin = Instant::now();
     worker.terminate().await;
     println!("it took {:?}", begin.elapsed());
@@ -140,6 +156,26 @@ async fn a_task_that_outlasts_the_grace_period_is_given_back_at_no_cost() {
         !lines.iter().any(|it| it.contains("suspected")),
         "{lines:?}"
     );
+}
+
+#[tokio::test]
+async fn a_suspect_that_waits_in_a_worker_is_given_back_at_no_cost() {
+    let house = House::build("quorum", 2).await;
+    // All slots of both groups, and then all the rest of their windows.
+    house.publish_notes(0..8, 4_000).await;
+    house.publish_notes(8..16, 10).await;
+    // The next crash would be their last.
+    house
+        .suspect(16, |number| if number < 8 { 0 } else { 3 })
+        .await;
+    let mut worker = house.worker().await;
+    house.until("8 are begun", || house.begun() == 8).await;
+    house.until_depth(0).await;
+    worker.terminate().await;
+    let mut other = house.worker().await;
+    house.until_all_ended(16).await;
+    other.terminate().await;
+    assert_eq!(house.dead_letters().await, 0);
 }
 
 /// A broker's corner, a ledger, and workers that come and go.
@@ -188,19 +224,24 @@ impl House {
         worker
     }
 
-    /// Publishes a killer among fifty innocents, and starts a worker whenever one has died, until
-    /// the killer is a dead letter and the innocents have run.
+    /// A killer among fifty innocents.
     async fn kills_only_itself(&self, killer: &str, reasons: &[DeadReason]) {
         self.publish_notes(0..25, 30).await;
         self.app.publish_named(killer, &nothing()).await.unwrap();
         self.publish_notes(25..50, 30).await;
+        self.outlives(killer, reasons, 50).await;
+    }
+
+    /// Starts a worker whenever one has died, until the killer is a dead letter and the innocents
+    /// have run.
+    async fn outlives(&self, killer: &str, reasons: &[DeadReason], innocents: usize) {
         let mut lives = 0;
         let is_over = async {
             loop {
                 lives += 1;
                 let mut worker = self.worker().await;
                 loop {
-                    if self.dead_letters().await > 0 && self.ended() >= 50 {
+                    if self.dead_letters().await > 0 && self.ended() >= innocents {
                         worker.kill().await;
                         return;
                     }
@@ -219,8 +260,33 @@ impl House {
         assert!(reasons.contains(&death.reason), "{death:?}");
         assert_eq!(self.dead_letters().await, 0, "a neighbour was condemned");
         let mut worker = self.worker().await;
-        self.until_all_ended(50).await;
+        self.until_all_ended(innocents).await;
         worker.kill().await;
+    }
+
+    /// Gives each of so many messages a number of crashes, and the notes to both tiers by turns.
+    async fn suspect(&self, messages: usize, crashes: impl Fn(usize) -> i64) {
+        let channel = self.channel().await;
+        for number in 0..messages {
+            let options = BasicGetOptions { no_ack: true };
+            let got = channel.basic_get("house.normal".into(), options).await;
+            let got = got.unwrap().unwrap().delivery;
+            let mut headers = got.properties.headers().clone().unwrap();
+            headers.insert("tierline-crashes".into(), crashes(number).into());
+            let is_note = got.properties.kind().as_ref().unwrap().as_str() == "note";
+            let queue = match is_note && number % 2 == 0 {
+                true => "house.low",
+                false => "house.normal",
+            };
+            let properties = got.properties.with_headers(headers);
+            let options = BasicPublishOptions::default();
+            channel
+                .basic_publish("".into(), queue.into(), options, &got.data, properties)
+                .await
+                .unwrap()
+                .await
+                .unwrap();
+        }
     }
 
     async fn publish_notes(&self, numbers: std::ops::Range<u64>, milliseconds: u64) {
@@ -249,6 +315,11 @@ impl House {
             *runs.entry(number).or_default() += 1;
         }
         runs
+    }
+
+    /// How many runs of notes were begun.
+    fn begun(&self) -> usize {
+        self.lines("start ").len()
     }
 
     /// How many notes have run to their end.
@@ -284,14 +355,21 @@ impl House {
     }
 
     async fn dead_letters(&self) -> u64 {
-        self.vhost.depth("house.normal.dlq").await.unwrap().into()
+        let normal = self.vhost.depth("house.normal.dlq").await.unwrap();
+        u64::from(normal + self.vhost.depth("house.low.dlq").await.unwrap())
+    }
+
+    async fn channel(&self) -> lapin::Channel {
+        let url = self.vhost.amqp_url();
+        let connection = lapin::Connection::connect(url, ConnectionProperties::default());
+        let channel = connection.await.unwrap().create_channel().await.unwrap();
+        let options = ConfirmSelectOptions::default();
+        channel.confirm_select(options).await.unwrap();
+        channel
     }
 
     async fn take_dead(&self) -> (String, Death) {
-        let url = self.vhost.amqp_url();
-        let connection = lapin::Connection::connect(url, ConnectionProperties::default());
-        let connection = connection.await.unwrap();
-        let channel = connection.create_channel().await.unwrap();
+        let channel = self.channel().await;
         let got = channel
             .basic_get("house.normal.dlq".into(), BasicGetOptions::default())
             .await

@@ -7,11 +7,17 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// From this crash count on a task runs alone.
 pub(super) const ALONE_FROM: u32 = 2;
+
+/// How long the groups have to empty their hands. The process stands still meanwhile, and while the
+/// broker takes no messages a suspect cannot be sent around.
+const LONGEST_EMPTYING: Duration = Duration::from_secs(10);
 
 /// Counts what runs in the process, in all its groups.
 #[derive(Debug, Default)]
@@ -49,6 +55,7 @@ pub(super) struct Pass {
 #[derive(Debug)]
 pub(super) struct Claim {
     gate: Arc<Gate>,
+    since: Instant,
     is_granted: bool,
 }
 
@@ -105,6 +112,7 @@ impl Gate {
         self.closure.send_replace(Some(state.closures));
         Some(Claim {
             gate: self.clone(),
+            since: Instant::now(),
             is_granted: false,
         })
     }
@@ -121,12 +129,23 @@ impl Gate {
 }
 
 impl Claim {
-    /// The right to run alone, as soon as nothing else runs and no group has another suspect in hand;
-    /// until then `waker` is woken when that may have changed.
+    /// When it was made.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// When groups that still have suspects are not waited for any more, until then.
+    pub(super) fn late_at(&self) -> Option<Instant> {
+        let late_at = self.since + LONGEST_EMPTYING;
+        Some(late_at).filter(|late_at| Instant::now() < *late_at)
+    }
+
+    /// The right to run alone, as soon as nothing else runs and no group has another suspect in hand,
+    /// or it is [late](Self::late_at). Until then `waker` is woken when that may have changed.
     pub(super) fn grant(mut self, waker: &Waker) -> Result<Pass, Claim> {
         let gate = self.gate.clone();
         let mut state = gate.lock();
-        if !state.is_empty() {
+        if state.running > 0 || !(state.is_empty() || self.late_at().is_none()) {
             state.claimant = Some(waker.clone());
             drop(state);
             return Err(self);
@@ -152,14 +171,14 @@ impl Member {
 }
 
 impl State {
-    /// Whether somebody may run alone.
+    /// Whether no group has a suspect in hand.
     fn is_empty(&self) -> bool {
         let mut members = self.members.values();
-        self.running == 0 && members.all(|closure| *closure == self.closures)
+        members.all(|closure| *closure == self.closures)
     }
 
     fn wake_claimant(&mut self) {
-        if self.is_empty()
+        if self.running == 0
             && let Some(claimant) = self.claimant.take()
         {
             claimant.wake();
@@ -232,6 +251,16 @@ mod tests {
         let claim = claim.grant(waker).unwrap_err();
         let second = gate.watch().borrow().unwrap();
         one.is_empty_in(second);
+        assert!(claim.grant(waker).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_group_that_cannot_get_rid_of_its_suspects_is_not_waited_for_forever() {
+        let (gate, waker) = (gate(), Waker::noop());
+        let _stuck = gate.join();
+        let claim = gate.claim().unwrap().grant(waker).unwrap_err();
+        tokio::time::sleep_until(claim.late_at().unwrap()).await;
+        assert!(claim.late_at().is_none());
         assert!(claim.grant(waker).is_ok());
     }
 

@@ -7,7 +7,7 @@ mod hands;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -34,6 +34,8 @@ use crate::topology;
 
 /// How long the broker may take to say goodbye.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+/// How long the other tiers wait for one whose queue cannot be had.
+const ONE_TIER: Duration = Duration::from_secs(5);
 /// A message that waits for a slot goes back when this part of the broker's patience is used up.
 const PATIENCE_PARTS: u32 = 3;
 
@@ -129,7 +131,6 @@ impl Group {
     pub(super) async fn run(mut self) {
         while let Some(connection) = self.connect().await {
             let connection = Arc::new(connection);
-            self.hands.join(&self.shop.gate);
             self.subscribe(&connection).await;
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
@@ -178,13 +179,7 @@ impl Group {
                 return None;
             }
             let name = format!("{} {}", self.shop.connection_name, self.name);
-            let attempt = Connection::open(url, &name);
-            let leave = left(self.phase.clone());
-            let opened = tokio::select! {
-                opened = attempt => opened,
-                () = leave => return None,
-            };
-            match opened {
+            match self.unless_left(Connection::open(url, &name)).await? {
                 Ok(connection) => {
                     let address = connection.address().to_string();
                     tracing::info!(group = self.name, address, "connected");
@@ -203,13 +198,23 @@ impl Group {
                     self.next_url += 1;
                 }
             }
-            let leave = left(self.phase.clone());
-            tokio::select! {
-                () = backoff.pause() => {}
-                () = leave => return None,
-            }
+            self.unless_left(backoff.pause()).await?;
         }
         None
+    }
+
+    /// What `future` gives, or `None` where the shutdown is over before. What runs goes on meanwhile,
+    /// and when it ends it gives back its right to run: others may wait for that.
+    async fn unless_left<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let mut left = pin!(left(self.phase.clone()));
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                done = &mut future => return Some(done),
+                () = &mut left => return None,
+                Some(news) = self.news.recv() => self.hear(news),
+            }
+        }
     }
 
     /// Whether a connection is of use. In a shutdown it is not: what is running cannot be settled on
@@ -237,14 +242,17 @@ impl Group {
     /// Subscribes to all tiers, the first one first: what a lower tier sends must not be taken for
     /// all there is.
     async fn subscribe(&mut self, connection: &Arc<Connection>) {
+        if self.unless_left(self.hands.may_be_filled()).await.is_none() {
+            return;
+        }
+        self.hands.join(&self.shop.gate);
         for tier in 0..self.tiers.len() {
             let mut repair = self.repair(tier, connection, Duration::ZERO);
-            let leave = left(self.phase.clone());
-            tokio::select! {
-                repaired = poll_fn(|cx| repair.poll(cx)) => self.repaired(tier, repaired),
-                () = leave => return,
-                // The others must not wait for a tier whose queue cannot be had.
-                () = tokio::time::sleep(Duration::from_secs(5)) => self.repairs[tier] = Some(repair),
+            let repaired = timeout(ONE_TIER, poll_fn(|cx| repair.poll(cx)));
+            match self.unless_left(repaired).await {
+                Some(Ok(repaired)) => self.repaired(tier, repaired),
+                Some(Err(_)) => self.repairs[tier] = Some(repair),
+                None => return,
             }
         }
     }
@@ -267,7 +275,9 @@ impl Group {
                         return Poll::Ready(Exit::Lost(cause));
                     }
                     self.interrupted(tier, &cause);
-                    self.repairs[tier] = Some(self.repair(tier, connection, AFTER_A_LOSS));
+                    if !self.is_draining {
+                        self.repairs[tier] = Some(self.repair(tier, connection, AFTER_A_LOSS));
+                    }
                 }
                 self.poll_repair(tier, cx);
             }
@@ -287,8 +297,8 @@ impl Group {
                 }
             } else {
                 self.give_slots_away(cx);
+                self.look_after_consumers();
             }
-            self.look_after_consumers();
             is_due |= self.tiers.iter().any(Tier::has_new_question);
             if !is_due && !self.is_time(cx) {
                 if is_gathering {
@@ -339,6 +349,7 @@ impl Group {
         }
         self.is_draining = true;
         self.wake_at = None;
+        self.repairs.fill_with(|| None);
         if let Some((tier, held, _)) = self.alone.take() {
             self.tiers[tier].buffer.push_back(held);
         }
@@ -433,7 +444,15 @@ impl Group {
         if let Some((tier, held, claim)) = self.alone.take() {
             match claim.grant(cx.waker()) {
                 Ok(pass) => self.start(tier, held, Kind::Run, Some(pass)),
-                Err(claim) => self.alone = Some((tier, held, claim)),
+                Err(claim) if claim.since().elapsed() >= self.patience() => {
+                    self.start(tier, held, Kind::SendAround, None);
+                }
+                Err(claim) => {
+                    let latest = claim.since() + self.patience();
+                    let next = claim.late_at().unwrap_or(latest).min(latest);
+                    wake_at = Some(wake_at.map_or(next, |other| other.min(next)));
+                    self.alone = Some((tier, held, claim));
+                }
             }
         }
         while self.alone.is_none() && self.running.len() < self.slots {
@@ -508,10 +527,15 @@ impl Group {
         self.running.insert(job, running);
     }
 
+    /// How long a message may wait in hand.
+    fn patience(&self) -> Duration {
+        self.shop.topology.broker().ack_timeout / PATIENCE_PARTS
+    }
+
     /// Gives back what has waited so long that the broker might lose patience; when the next will
     /// have.
     fn give_back_starved(&mut self) -> Option<Instant> {
-        let patience = self.shop.topology.broker().ack_timeout / PATIENCE_PARTS;
+        let patience = self.patience();
         let now = Instant::now();
         let mut next: Option<Instant> = None;
         for tier in &mut self.tiers {

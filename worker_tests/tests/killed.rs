@@ -137,6 +137,25 @@ async fn a_worker_that_is_asked_to_end_while_it_is_busy_loses_nothing() {
 }
 
 #[tokio::test]
+async fn a_worker_that_takes_long_to_end_leaves_alone_what_waits() {
+    let house = House::build("classic", 1).await;
+    // Longer than a worker is content with a consumer of which it hears nothing.
+    house.publish_notes(0..1, 13_000).await;
+    let mut worker = house.worker_with(PATIENCE).await;
+    house.until("it is begun", || house.begun() == 1).await;
+    worker.ask_to_end().await;
+    house.publish_notes(1..40, 10).await;
+    worker.until_terminated().await;
+    assert_eq!(house.ended(), 1);
+    let lines = worker.rest().await;
+    assert!(
+        !lines.iter().any(|it| it == "consuming normal"),
+        "{lines:?}"
+    );
+    house.until_depth(39).await;
+}
+
+#[tokio::test]
 async fn a_task_that_outlasts_the_grace_period_is_given_back_at_no_cost() {
     let house = House::build("classic", 1).await;
     house.publish_notes(0..1, 600_000).await;
@@ -207,13 +226,17 @@ impl House {
         }
     }
 
-    /// A worker that has begun to consume.
+    /// A worker that has begun to consume, and has little time to end.
     async fn worker(&self) -> Worker {
+        self.worker_with(Duration::from_millis(1_500)).await
+    }
+
+    async fn worker_with(&self, grace: Duration) -> Worker {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
             .env("AMQP_URL", self.vhost.amqp_url())
             .env("MAP", &self.map)
             .env("LEDGER", &self.ledger)
-            .env("GRACE", "1500")
+            .env("GRACE", grace.as_millis().to_string())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
@@ -425,9 +448,17 @@ impl Worker {
 
     /// Asks it to end, and waits for that.
     async fn terminate(&mut self) {
+        self.ask_to_end().await;
+        self.until_terminated().await;
+    }
+
+    async fn ask_to_end(&self) {
         let pid = self.process.id().unwrap().to_string();
         let asked = Command::new("kill").args(["-TERM", &pid]).status();
         assert!(asked.await.unwrap().success());
+    }
+
+    async fn until_terminated(&mut self) {
         let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
         assert!(ended.unwrap().unwrap().success());
     }

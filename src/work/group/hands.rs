@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::{Group, moved_on};
 use crate::work::gate::{ALONE_FROM, Closure, Gate, Member};
 use crate::work::job::Kind;
-use crate::work::tier::Tier;
+use crate::work::tier::{Held, Tier};
 
 /// What a group knows of the gate, and how far it is with emptying its hands.
 pub(super) struct Hands {
@@ -58,6 +58,13 @@ impl Hands {
     pub(super) fn leave(&mut self) {
         self.member = None;
         self.emptying = None;
+    }
+
+    /// Completes when nobody runs alone, or waits for it.
+    pub(super) fn may_be_filled(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut gate = self.gate.clone();
+        // An error means that the gate is gone, and with it this group.
+        async move { drop(gate.wait_for(Option::is_none).await) }
     }
 
     /// Whether suspects may not stay: somebody runs alone, or waits for it.
@@ -123,8 +130,12 @@ impl Group {
 
     /// Sends those of the tier's suspects around that wait here for their turn to run alone.
     pub(super) fn send_suspects_around(&mut self, tier: usize) {
+        let goes_around = |held: &Held| held.crashes >= ALONE_FROM && !held.is_suspect;
+        if !self.tiers[tier].buffer.iter().any(goes_around) {
+            return;
+        }
         for held in std::mem::take(&mut self.tiers[tier].buffer) {
-            match held.crashes >= ALONE_FROM && !held.is_suspect {
+            match goes_around(&held) {
                 true => self.start(tier, held, Kind::SendAround, None),
                 false => self.tiers[tier].buffer.push_back(held),
             }

@@ -50,10 +50,11 @@ pub struct Tierline {
 /// What is done about the broker's queues and exchanges when the app connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnConnect {
-    /// Declares what is missing, and fails where something differs. The default.
+    /// Declares what is missing, and fails where something differs. Goes on without a queue whose node
+    /// is down: its tasks cannot be published, and run when it is back. The default.
     #[default]
     Apply,
-    /// Declares nothing, and fails where something is missing.
+    /// Declares nothing, and fails where something is missing or cannot be reached.
     Verify,
     /// Takes it that somebody else has done it.
     Nothing,
@@ -364,7 +365,14 @@ impl Builder {
         match on_connect {
             OnConnect::Apply => {
                 let plan = Plan::new(&topology, connection.capabilities())?;
-                apply(&connection, &plan).await?;
+                let applied = apply(&connection, &plan).await?;
+                if !applied.unreachable.is_empty() {
+                    let queues = applied.unreachable.join(", ");
+                    tracing::warn!(
+                        queues,
+                        "on a node that is down, or without a leader: going on without them"
+                    );
+                }
             }
             OnConnect::Verify => {
                 let mut report = doctor(&connection, &topology).await?;

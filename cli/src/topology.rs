@@ -75,7 +75,11 @@ async fn run_apply(
         None => apply(&connection, &plan).await,
     };
     connection.close().await;
-    applied.map(|applied| Output::well(applied.to_string(), json!(applied)))
+    applied.map(|applied| Output {
+        text: applied.to_string(),
+        json: json!(applied),
+        is_well: applied.unreachable.is_empty(),
+    })
 }
 
 async fn run_doctor(

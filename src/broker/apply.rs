@@ -21,7 +21,7 @@ use crate::topology::plan::Plan;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// What is on the broker as the plan says, whether it was declared now or before.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Applied {
     /// How many exchanges.
@@ -32,6 +32,9 @@ pub struct Applied {
     pub bindings: usize,
     /// How many bindings of earlier generations are not there any more.
     pub retired: usize,
+    /// Queues that are there and cannot be reached, because their node is down or they have no leader.
+    /// Neither their arguments nor their bindings were seen.
+    pub unreachable: Vec<String>,
 }
 
 impl fmt::Display for Applied {
@@ -41,22 +44,31 @@ impl fmt::Display for Applied {
             queues,
             bindings,
             retired,
+            unreachable,
         } = self;
         write!(
             out,
             "{exchanges} exchanges, {queues} queues and {bindings} bindings are there"
         )?;
-        match retired {
-            0 => Ok(()),
-            retired => write!(out, ", {retired} of earlier generations are unbound"),
+        if *retired > 0 {
+            write!(out, ", {retired} of earlier generations are unbound")?;
         }
+        if !unreachable.is_empty() {
+            let names = unreachable.join(", ");
+            write!(
+                out,
+                "; not reached, because their node is down or they have no leader: {names}"
+            )?;
+        }
+        Ok(())
     }
 }
 
 /// Declares everything in `plan`, and unbinds the earlier generations of its tiers.
 ///
 /// What is there already stays as it is, so it may run at every start of every process, ten at
-/// once too. Nothing is ever deleted. It ends within two minutes.
+/// once too. Nothing is ever deleted. It ends within two minutes. A queue whose node is down is no
+/// error, since all other tiers can go on without it: see [`Applied::unreachable`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
@@ -83,26 +95,34 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
         .map(Operation::DeclareExchange)
         .collect();
     let queues: Vec<_> = plan.queues.iter().map(Operation::DeclareQueue).collect();
-    let bindings: Vec<_> = plan.bindings.iter().map(Operation::Bind).collect();
     let retired: Vec<_> = plan.retired.iter().map(Operation::Unbind).collect();
 
-    let mut differences = Vec::new();
-    let mut declare = async |operations: &[Operation<'_>]| {
+    let mut refused = Refused::default();
+    let declare = async |operations: &[Operation<'_>], refused: &mut Refused| {
         let answers = lanes::run(connection, operations, deadline).await?;
-        count(connection, plan, operations, answers, &mut differences)
+        count(connection, plan, operations, answers, refused)
     };
+    let exchanges = declare(&exchanges, &mut refused).await?;
+    let queues = declare(&queues, &mut refused).await?;
+    // A queue that cannot be reached cannot be bound either, and keeps the bindings that it has.
+    let bindings = plan.bindings.iter();
+    let bindings: Vec<_> = bindings
+        .filter(|it| !refused.unreachable.contains(&it.destination))
+        .map(Operation::Bind)
+        .collect();
     let applied = Applied {
-        exchanges: declare(&exchanges).await?,
-        queues: declare(&queues).await?,
-        bindings: declare(&bindings).await?,
+        exchanges,
+        queues,
+        bindings: declare(&bindings, &mut refused).await?,
         // Last: for a moment both generations get what is published, but never none.
-        retired: declare(&retired).await?,
+        retired: declare(&retired, &mut refused).await?,
+        unreachable: refused.unreachable,
     };
-    if differences.is_empty() {
+    if refused.differences.is_empty() {
         return Ok(applied);
     }
     Err(Error::Mismatch(Box::new(Mismatch {
-        differences,
+        differences: refused.differences,
         applied,
     })))
 }
@@ -133,13 +153,20 @@ pub async fn apply_with(
     applied
 }
 
-/// How many of the operations succeeded; adds what differs to `differences`.
+/// What the broker refused to declare, and all the rest can do without.
+#[derive(Default)]
+struct Refused {
+    differences: Vec<Difference>,
+    unreachable: Vec<String>,
+}
+
+/// How many of the operations succeeded; adds what did not to `refused`.
 fn count(
     connection: &Connection,
     plan: &Plan,
     operations: &[Operation<'_>],
     answers: Vec<Answer>,
-    differences: &mut Vec<Difference>,
+    refused: &mut Refused,
 ) -> Result<usize, Error> {
     let mut succeeded = 0;
     for (operation, answer) in operations.iter().zip(answers) {
@@ -149,20 +176,24 @@ fn count(
         };
         let (kind, name) = match operation {
             Operation::DeclareExchange(exchange) => (ObjectKind::Exchange, &exchange.name),
+            Operation::DeclareQueue(queue) if refusal.is_unreachable() => {
+                refused.unreachable.push(queue.name.clone());
+                continue;
+            }
             Operation::DeclareQueue(queue) => (ObjectKind::Queue, &queue.name),
-            _ => return Err(refused(connection, operation, &refusal)),
+            _ => return Err(error(connection, operation, &refusal)),
         };
         match Difference::refused(plan, kind, name, &refusal.text) {
             Some(difference) if refusal.code == Refusal::PRECONDITION_FAILED => {
-                differences.push(difference);
+                refused.differences.push(difference);
             }
-            _ => return Err(refused(connection, operation, &refusal)),
+            _ => return Err(error(connection, operation, &refusal)),
         }
     }
     Ok(succeeded)
 }
 
-fn refused(connection: &Connection, operation: &Operation<'_>, refusal: &Refusal) -> Error {
+fn error(connection: &Connection, operation: &Operation<'_>, refusal: &Refusal) -> Error {
     let address = connection.address();
     if refusal.code == Refusal::ACCESS_REFUSED {
         let user = address.user();

@@ -36,9 +36,9 @@ impl Refusal {
     pub(super) const NOT_FOUND: u16 = 404;
     pub(super) const PRECONDITION_FAILED: u16 = 406;
 
-    /// Whether it may be gone in a moment: a queue whose leader is being elected or whose node is
-    /// starting is "not found" in these words.
-    fn may_pass(&self) -> bool {
+    /// Whether it is of a queue that is there and cannot be reached, which may pass: one whose leader
+    /// is being elected or whose node is down is "not found" in these words.
+    pub(super) fn is_unreachable(&self) -> bool {
         self.code == Self::NOT_FOUND
             && [
                 "timeout",
@@ -99,7 +99,7 @@ async fn lane(
             if answer.is_err() {
                 channel = connection.channel(deadline).await?;
             }
-            if attempt < ATTEMPTS && answer.as_ref().is_err_and(Refusal::may_pass) {
+            if attempt < ATTEMPTS && answer.as_ref().is_err_and(Refusal::is_unreachable) {
                 sleep(pause).await;
                 pause *= 2;
                 continue;

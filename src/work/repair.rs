@@ -85,12 +85,19 @@ async fn declare(shop: &Workshop, connection: &Connection, queue: &str) -> bool 
         plan.queues.retain(|it| it.name == queue);
         plan.bindings.retain(|it| it.destination == queue);
         match apply(connection, &plan).await {
-            Ok(_) => Ok(()),
-            Err(_) => apply(connection, &whole).await.map(drop),
+            Ok(applied) => Ok(applied),
+            Err(_) => apply(connection, &whole).await,
         }
     };
     match declared.await {
-        Ok(()) => true,
+        Ok(applied) if applied.unreachable.iter().any(|it| it == queue) => {
+            tracing::warn!(
+                queue,
+                "the queue is on a node that is down, or has no leader"
+            );
+            false
+        }
+        Ok(_) => true,
         Err(error) => {
             tracing::error!(%error, queue, "the queue is gone, and cannot be declared again");
             false

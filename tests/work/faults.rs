@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use tierline::task::PublishRequest;
 use tierline::{Registry, Task};
-use tierline_testbed::{Broker, vhost};
+use tierline_testbed::{Broker, Cluster, vhost};
 use tokio::sync::Semaphore;
 
 use crate::Working;
@@ -181,6 +181,33 @@ async fn a_queue_deleted_behind_our_back_is_declared_again_and_the_other_tier_do
     let lines = working.heard.lines();
     let is_cut = lines.iter().any(|line| line.starts_with("disconnected"));
     assert!(!is_cut, "{lines:#?}");
+    working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_starts_while_the_node_of_one_tier_is_down_serves_the_others() {
+    let cluster = Cluster::start().await.unwrap();
+    let [first, second, _] = cluster.nodes();
+    let yard = Yard::open();
+    let working = Working::begin_on(cluster.vhost().await.unwrap(), MAP, yard.registry()).await;
+    let vhost = working.end().await;
+    for node in cluster.nodes() {
+        node.flush_declarations().await.unwrap();
+    }
+    // The queue of the tier `first` was declared there, and is classic.
+    first.kill().await.unwrap();
+
+    let url = format!("{}/{}", second.amqp_url(), vhost.name());
+    let working = Working::begin_at(&url, vhost, MAP, yard.registry()).await;
+    let fill = working.app.publish(Fill { number: 1 });
+    fill.deadline(crate::PATIENCE).await.unwrap();
+    working.heard.until("done fill", 1).await;
+    let dig = || working.app.publish(Dig { number: 1 });
+    assert!(dig().deadline(Duration::from_secs(1)).await.is_err());
+    first.start().await.unwrap();
+    working.heard.until("consuming first", 1).await;
+    dig().deadline(crate::PATIENCE).await.unwrap();
+    working.heard.until("done dig", 1).await;
     working.end().await;
 }
 

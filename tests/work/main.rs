@@ -36,11 +36,17 @@ impl Working {
     }
 
     async fn begin_on(vhost: Vhost, map: &str, registry: Registry) -> Self {
+        let url = vhost.amqp_url().to_owned();
+        Self::begin_at(&url, vhost, map, registry).await
+    }
+
+    /// A worker that reaches its virtual host by another way than its tests do.
+    async fn begin_at(url: &str, vhost: Vhost, map: &str, registry: Registry) -> Self {
         let heard = Heard::default();
         let topology = Topology::parse(map).unwrap();
         let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
         let app = Tierline::builder(topology)
-            .amqp(vhost.amqp_url())
+            .amqp(url)
             .registry(registry)
             .version("1.2.3")
             .observe(heard.ear())

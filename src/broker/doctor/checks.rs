@@ -84,11 +84,21 @@ fn missing(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     exchanges
         .map(|name| (ObjectKind::Exchange, name))
         .chain(queues.map(|name| (ObjectKind::Queue, name)))
-        .map(|(kind, name)| Finding {
-            severity: Severity::Error,
-            object: format!("{kind} {name}"),
-            what: "is in the file and not on the broker".to_owned(),
-            help: "apply the file".to_owned(),
+        .map(|(kind, name)| {
+            let (what, help) = match snapshot.unreachable.contains(name) {
+                true => (
+                    "cannot be reached: its node is down, or it has no leader",
+                    "start its nodes; if one never comes back, have the others forget it \
+                     (rabbitmqctl forget_cluster_node) and apply the file",
+                ),
+                false => ("is in the file and not on the broker", "apply the file"),
+            };
+            Finding {
+                severity: Severity::Error,
+                object: format!("{kind} {name}"),
+                what: what.to_owned(),
+                help: help.to_owned(),
+            }
         })
         .collect()
 }
@@ -278,6 +288,7 @@ mod tests {
         Snapshot {
             exchanges: exchanges.collect(),
             queues: queues.collect(),
+            unreachable: BTreeSet::new(),
             bindings: Some(plan.bindings.iter().map(FoundBinding::from).collect()),
             nodes: Some(1),
         }
@@ -300,6 +311,18 @@ mod tests {
             .map(|finding| finding.object.as_str())
             .collect();
         assert_eq!(found, ["tier critical", "tier high", "tier calls"]);
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_reached_is_not_said_to_be_missing() {
+        let (topology, plan) = hotel();
+        let mut snapshot = healthy(&plan);
+        snapshot.queues.remove("hotel.high");
+        snapshot.unreachable.insert("hotel.high".to_owned());
+        let found = all(&topology, &plan, &snapshot);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].object, "queue hotel.high");
+        assert!(found[0].what.contains("cannot be reached"), "{found:?}");
     }
 
     #[test]

@@ -21,6 +21,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Snapshot {
     pub(crate) exchanges: BTreeMap<String, Option<ExchangeDetails>>,
     pub(crate) queues: BTreeMap<String, FoundQueue>,
+    /// Queues that are there, and of which nothing else is known.
+    pub(crate) unreachable: BTreeSet<String>,
     pub(crate) bindings: Option<BTreeSet<FoundBinding>>,
     pub(crate) nodes: Option<usize>,
 }
@@ -145,6 +147,9 @@ impl Snapshot {
                 Err(refusal) => {
                     not_found(connection, operation, &refusal)?;
                     self.queues.remove(*name);
+                    if refusal.is_unreachable() {
+                        self.unreachable.insert((*name).to_owned());
+                    }
                 }
             }
         }
@@ -192,6 +197,8 @@ mod management {
                     .filter(|queue| queue["exclusive"] != true)
                     .map(queue)
                     .collect(),
+                // Known when they are counted.
+                unreachable: BTreeSet::new(),
                 bindings: Some(bindings.iter().map(binding).collect()),
                 // Seen by users with the tag `monitoring` only.
                 nodes: management.nodes().await.ok().map(|nodes| nodes.len()),

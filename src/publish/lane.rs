@@ -27,6 +27,9 @@ use crate::message::Message;
 const WINDOW: usize = 1_000;
 /// How long a channel may leave all its letters unanswered.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// How old a channel is at least that is given up because it refuses. A full queue refuses too, and
+/// a new channel does not help against that.
+const REFUSING_AFTER: Duration = Duration::from_secs(1);
 /// How long the broker may take to close a channel.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -232,6 +235,12 @@ async fn own(
         }
         if !completed.is_empty() {
             progress.made();
+            if completed.iter().any(Ended::is_refused) && progress.since_begin() >= REFUSING_AFTER {
+                // The channel may refuse for ever what another one would take: its first message to
+                // a quorum queue met a leader that was just gone (RabbitMQ 3.10). What is under way
+                // comes to its end, and the next letter takes a new one.
+                window.close();
+            }
             returns.answer(&mut completed);
         }
         let is_over = is_last || !channel.status().connected();
@@ -259,6 +268,10 @@ impl Progress {
             begin: Instant::now(),
             last: AtomicU64::new(0),
         }
+    }
+
+    fn since_begin(&self) -> Duration {
+        self.begin.elapsed()
     }
 
     fn made(&self) {

@@ -59,6 +59,11 @@ impl Ended {
         }
     }
 
+    /// Whether the broker said no.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.outcome, Answer::Refused)
+    }
+
     fn answer(self) {
         // Nobody may be waiting any more: that publisher has given up.
         let _ = self.answer.send(self.outcome);

@@ -17,7 +17,7 @@ use crate::observe::{Event, TaskRef};
 use crate::random;
 use crate::task::TaskOptions;
 
-/// How long a copy of an interrupted message may take to be confirmed.
+/// How long a copy of a message that goes back may take to be confirmed.
 const COPY_LIMIT: Duration = Duration::from_millis(700);
 /// How long a suspect that cannot run alone now waits before it is tried again, at least; four times
 /// as long for every crash after which it was to run alone. The seldomer it is in hand, the seldomer
@@ -120,8 +120,11 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
             message.task
         );
         let failure = Failure::new(FailureKind::NotStarted, problem);
-        let reason = DeadReason::UnknownTask;
-        return Box::pin(bury(shop, &package, &message, reason, failure)).await;
+        let verdict = Verdict::Dead {
+            reason: DeadReason::UnknownTask,
+            failure,
+        };
+        return Box::pin(follow(shop, &package, &message, verdict)).await;
     };
     if route.tier != package.tier {
         let mapped = &route.tier;
@@ -198,10 +201,10 @@ fn is_over(shop: &Workshop, message: &Message, verdict: &Verdict, ran: Duration)
     true
 }
 
-/// Makes what follows on the message durable.
+/// Makes what follows on the message durable, or else has a copy take its place.
 async fn follow(shop: &Workshop, package: &Package, message: &Message, verdict: Verdict) -> End {
     let task = task_ref(message);
-    match verdict {
+    let end = match verdict {
         Verdict::Done | Verdict::Discarded { .. } | Verdict::Expired { .. } => End::Completed,
         Verdict::Snooze { after } => {
             let stored = shop.snooze(package, message.clone(), after).await;
@@ -219,6 +222,19 @@ async fn follow(shop: &Workshop, package: &Package, message: &Message, verdict: 
             shop.ended(task, stored, event).await
         }
         Verdict::Dead { reason, failure } => bury(shop, package, message, reason, failure).await,
+    };
+    match end {
+        End::Back => copy(shop, package, message).await,
+        end => end,
+    }
+}
+
+/// Puts a copy in the place of a message that goes back. Whoever got the message itself would take it
+/// for the victim of a crash.
+async fn copy(shop: &Workshop, package: &Package, message: &Message) -> End {
+    match shop.interrupted(package, message.clone(), COPY_LIMIT).await {
+        Ok(()) => End::Succeeded,
+        Err(_) => End::Back,
     }
 }
 
@@ -329,15 +345,11 @@ async fn send_around(shop: &Workshop, package: &Package) -> End {
     }
 }
 
-/// The shutdown did not wait for the handler: a copy takes the message's place, which nobody will
-/// take for the victim of a crash.
+/// The shutdown did not wait for the handler.
 async fn give_up_slot(shop: &Workshop, package: &Package, message: &Message) -> End {
     let (task, why) = (task_ref(message), "the worker shuts down");
     shop.observers.tell(&Event::GivenBack { task, why });
-    match shop.interrupted(package, message.clone(), COPY_LIMIT).await {
-        Ok(()) => End::Succeeded,
-        Err(_) => End::Back,
-    }
+    copy(shop, package, message).await
 }
 
 impl Workshop {

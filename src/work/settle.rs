@@ -71,7 +71,8 @@ impl Workshop {
         self.later(package, message, after).await
     }
 
-    /// A copy for the queue that the message came from, in the place of one that was interrupted.
+    /// A copy for the queue of the message's tier, in the place of one that was interrupted, or on
+    /// which nothing else could follow.
     pub(super) async fn interrupted(
         &self,
         package: &Package,

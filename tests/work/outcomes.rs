@@ -259,3 +259,24 @@ async fn send(vhost: &Vhost, tier: &str, payload: &[u8], properties: BasicProper
     // Answered after the message was taken.
     channel.close(200, "done".into()).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_dead_letter_cannot_be_stored_is_no_suspect_of_another_worker() {
+    let working = Working::begin(MAP, clean(|_: Clean| async { Outcome::dead("no key") })).await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let other = tokio::spawn(working.app.work(["all"]).until(async move {
+        let _ = stopped.await;
+    }));
+    working.heard.until("consuming", 4).await;
+    working
+        .vhost
+        .delete_queue("hotel.normal.dlq")
+        .await
+        .unwrap();
+    working.app.publish(Clean { room: 1 }).await.unwrap();
+    working.heard.until("given back hotel.clean", 4).await;
+    assert_eq!(working.heard.count("suspected"), 0);
+    drop(stop);
+    other.await.unwrap().unwrap();
+    working.end().await;
+}

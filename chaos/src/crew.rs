@@ -66,6 +66,11 @@ impl Crew {
         let _ = keeper.orders.send(Order::Kill);
     }
 
+    /// `SIGSTOP`, and after a while `SIGCONT`.
+    pub(crate) fn pause(&self, worker: usize, length: Duration) {
+        let _ = self.workers[worker].orders.send(Order::Pause(length));
+    }
+
     /// Ends whoever publishes.
     pub(crate) async fn end_publishing(&mut self) -> Result<()> {
         self.producer.end().await?;
@@ -92,6 +97,7 @@ impl Crew {
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Kill,
+    Pause(Duration),
     End,
 }
 
@@ -143,25 +149,33 @@ async fn keep(
 ) -> Result<()> {
     loop {
         let mut process = Foreground::start(command(&name, role, &surroundings)?)?;
-        let order = tokio::select! {
-            ended = process.ended() => {
-                ended?;
-                unasked.fetch_add(1, Ordering::Relaxed);
-                sleep(RESTART_PAUSE).await;
-                continue;
-            }
-            order = orders.recv() => order,
-        };
-        match order {
-            Some(Order::Kill) => {
-                process.kill()?;
-                process.ended().await?;
-            }
-            Some(Order::End) | None => {
-                process.terminate()?;
-                // Dropped, it is killed.
-                let ended = timeout(END_LIMIT, process.ended()).await;
-                return ended.map(drop).context("it had to be killed");
+        loop {
+            let order = tokio::select! {
+                ended = process.ended() => {
+                    ended?;
+                    unasked.fetch_add(1, Ordering::Relaxed);
+                    sleep(RESTART_PAUSE).await;
+                    break;
+                }
+                order = orders.recv() => order,
+            };
+            match order {
+                Some(Order::Pause(length)) => {
+                    process.pause()?;
+                    sleep(length).await;
+                    process.resume()?;
+                }
+                Some(Order::Kill) => {
+                    process.kill()?;
+                    process.ended().await?;
+                    break;
+                }
+                Some(Order::End) | None => {
+                    process.terminate()?;
+                    // Dropped, it is killed.
+                    let ended = timeout(END_LIMIT, process.ended()).await;
+                    return ended.map(drop).context("it had to be killed");
+                }
             }
         }
     }

@@ -90,6 +90,10 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
     let mut happened = Happened::default();
     match *fault {
         Fault::Killed(member) => crew.kill(member),
+        Fault::WorkerPaused { worker, seconds } => {
+            crew.pause(worker, Duration::from_secs(seconds));
+        }
+        Fault::NodeLost { node, seconds } => return lose(world, node, seconds).await,
         Fault::NodeKilled { node, seconds } => {
             let accepted = kill(world.node(node), seconds).await?;
             happened.accepted.push(accepted);
@@ -129,14 +133,7 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
         Fault::QueueDeleted { tier } => {
             let held = world.delete_queue(tier).await?;
             // From here on no error may have it be deleted again: it would not be on record.
-            let (tier, at) = (tier.to_owned(), now());
-            let back = match is_back(world, &tier).await {
-                true => "it is back",
-                false => "it was not declared again",
-            };
-            let note = format!("{held} were in the queue of {tier}; {back}");
-            happened.notes.push(note);
-            happened.deletions.push(Deletion { tier, at, held });
+            happened.gone(world, tier, now(), held).await;
         }
         Fault::PostgresStopped { crash, seconds } => {
             match crash {
@@ -165,10 +162,39 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
     Ok(happened)
 }
 
+impl Happened {
+    /// The queue of a tier is gone since then, with so many messages; waits until it is declared again.
+    async fn gone(&mut self, world: &World, tier: &str, at: Millis, held: u64) {
+        let back = match is_back(world, tier).await {
+            true => "it is back",
+            false => "it was not declared again",
+        };
+        let note = format!("{held} were in the queue of {tier}; {back}");
+        self.notes.push(note);
+        let tier = tier.to_owned();
+        self.deletions.push(Deletion { tier, at, held });
+    }
+}
+
+/// Ends a node for good. What classic queues it had are gone with it, and can be declared again only
+/// when the others have forgotten it.
+async fn lose(world: &World, node: usize, seconds: u64) -> Result<Happened> {
+    let mut happened = Happened::default();
+    let gone = world.only_on(node).await?;
+    world.node(node).kill().await?;
+    let at = now();
+    sleep(Duration::from_secs(seconds)).await;
+    world.forget(node).await?;
+    for (tier, held) in gone {
+        happened.gone(world, tier, at, held).await;
+    }
+    Ok(happened)
+}
+
 /// Does something on the first node that can: each speaks for the whole cluster.
 async fn on_any(world: &World, work: impl AsyncFn(&Node) -> Result<()>) -> Result<()> {
     let mut failed = None;
-    for node in world.nodes() {
+    for node in world.remaining() {
         match work(node).await {
             Ok(()) => return Ok(()),
             Err(error) => failed = Some(error),

@@ -11,10 +11,14 @@ use crate::roles::TIERS;
 pub(crate) enum Fault {
     /// `kill -9` of one of the crew, which is started again at once.
     Killed(Member),
+    /// `SIGSTOP` of a worker, until after the broker has given it up. Nobody waits for its end.
+    WorkerPaused { worker: usize, seconds: u64 },
     /// `kill -9` of a node; it comes back after a while.
     NodeKilled { node: usize, seconds: u64 },
     /// `kill -9` of the node that leads the quorum queue of a tier.
     LeaderLost { tier: &'static str, seconds: u64 },
+    /// `kill -9` of a node of a cluster that never comes back: after a while the others forget it.
+    NodeLost { node: usize, seconds: u64 },
     /// Every node is shut down and started, one after the other.
     RollingRestart,
     /// `SIGSTOP`, then `SIGCONT`.
@@ -89,7 +93,7 @@ const SHORTEST: u64 = 6;
 
 impl Plan {
     /// Every kind of fault once, in an order that the seed decides, and then again until the time is
-    /// used up. A shorter run has those for which there is time.
+    /// used up. A shorter run has those for which there is time. A cluster loses a node at the end.
     pub(crate) fn new(seed: u64, nodes: usize, length: Duration) -> Plan {
         let mut random = Random::new(seed);
         let is_full = length >= FULL;
@@ -117,6 +121,9 @@ impl Plan {
             if left < SHORTEST || steps.len() == before {
                 break;
             }
+        }
+        if is_full && nodes > 1 {
+            steps.push(loss(&mut random, nodes));
         }
         Plan { steps }
     }
@@ -186,6 +193,19 @@ fn heavies(random: &mut Random, nodes: usize, pause: u64) -> Vec<Fault> {
     faults
 }
 
+/// A node that is gone for good, and a worker with it.
+fn loss(random: &mut Random, nodes: usize) -> Step {
+    let worker = Fault::Killed(Member::Worker(random.below(WORKERS)));
+    Step {
+        quiet: Duration::from_millis(random.between(1_000, 3_000)),
+        fault: Fault::NodeLost {
+            node: random.below(nodes),
+            seconds: random.between(2, 6),
+        },
+        beside: Some((Duration::from_millis(random.between(0, 3_000)), worker)),
+    }
+}
+
 /// Faults of a moment, which happen beside those that last.
 fn lights(random: &mut Random) -> Vec<Fault> {
     let tier = random.one_of(&TIERS);
@@ -196,6 +216,10 @@ fn lights(random: &mut Random) -> Vec<Fault> {
         Fault::Killed(Member::Collector),
         Fault::Killed(Member::Scheduler),
         Fault::Killed(Member::Producer),
+        Fault::WorkerPaused {
+            worker: random.below(WORKERS),
+            seconds: random.between(22, 32),
+        },
         Fault::ConnectionsClosed,
         Fault::ChannelErrors,
         Fault::QueueDeleted { tier },
@@ -230,6 +254,7 @@ impl Fault {
             }
             Fault::RollingRestart => (NODE_START + 3) * nodes as u64,
             Fault::NodePaused { seconds, .. }
+            | Fault::NodeLost { seconds, .. }
             | Fault::MemoryAlarm { seconds, .. }
             | Fault::PostgresStopped { seconds, .. }
             | Fault::Network { seconds, .. } => *seconds + 1,
@@ -249,6 +274,16 @@ impl fmt::Display for Fault {
             Fault::Killed(Member::Producer) => write!(out, "kill -9 of the producer"),
             Fault::NodeKilled { node, seconds } => {
                 write!(out, "kill -9 of node {}, gone {seconds} s", name(*node))
+            }
+            Fault::WorkerPaused { worker, seconds } => {
+                write!(out, "SIGSTOP of worker {} for {seconds} s", worker + 1)
+            }
+            Fault::NodeLost { node, seconds } => {
+                let node = name(*node);
+                write!(
+                    out,
+                    "node {node} lost for good, forgotten after {seconds} s"
+                )
             }
             Fault::LeaderLost { tier, seconds } => {
                 write!(out, "kill -9 of the leader of {tier}, gone {seconds} s")
@@ -340,7 +375,9 @@ mod tests {
                 "kill -9 of node",
                 "kill -9 of the leader",
                 "rolling restart",
-                "SIGSTOP",
+                "SIGSTOP of node",
+                "SIGSTOP of worker",
+                "lost for good",
                 "all connections closed",
                 "all channels closed",
                 "memory alarm",

@@ -14,7 +14,7 @@ const HEAD: &str = "\
 Written by `cargo xtask chaos --record`: a row for each run, in place of an earlier one of the same
 broker, nodes, seed and length. Times depend on the machine and on what else it does.
 
-| RabbitMQ | nodes | seed | minutes | faults | confirmed | executed | more than once | dead-lettered | expired | in deleted queues | **lost** | longest standstill | 0.9 of the throughput after a node's return |
+| RabbitMQ | nodes | seed | minutes | faults | confirmed | executed | more than once | dead-lettered | expired | gone with their queue | **lost** | longest standstill | 0.9 of the throughput after a node's return |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 

@@ -171,7 +171,7 @@ impl fmt::Display for Report {
             writeln!(out, "    not told to fail: {innocent:?}")?;
         }
         writeln!(out, "  expired             {expired:>7}")?;
-        writeln!(out, "  in deleted queues   {deleted:>7}")?;
+        writeln!(out, "  gone with a queue   {deleted:>7}")?;
         let slowest = *slowest as f64 / 1_000.0;
         writeln!(
             out,

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::ledger::{Entry, Fact, Millis};
 
-/// A tier's queue that a fault deleted.
+/// A tier's queue that a fault deleted, or whose only node never comes back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deletion {
     pub(crate) tier: String,
-    /// When the broker had done it.
+    /// When it was gone.
     pub(crate) at: Millis,
     /// How many messages the broker said were in it.
     pub(crate) held: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Verdict {
     pub(crate) unconfirmed: usize,
     /// Publishes that ended in an error, by its kind.
     pub(crate) refused: BTreeMap<String, usize>,
-    /// What sat in a queue when a fault deleted it.
+    /// What sat in a queue that is gone.
     pub(crate) deleted: usize,
     /// Everything else, which must be nothing.
     pub(crate) lost: Vec<Lost>,

@@ -150,6 +150,16 @@ impl Foreground {
         self.0.signal(Signal::KILL)
     }
 
+    /// Freezes it (`SIGSTOP`).
+    pub fn pause(&self) -> Result<()> {
+        self.0.signal(Signal::STOP)
+    }
+
+    /// Lets it go on (`SIGCONT`).
+    pub fn resume(&self) -> Result<()> {
+        self.0.signal(Signal::CONT)
+    }
+
     /// Asks it to end (`SIGTERM`).
     pub fn terminate(&self) -> Result<()> {
         self.0.signal(Signal::TERM)

@@ -176,25 +176,33 @@ impl Happened {
     }
 }
 
-/// Ends a node for good. What classic queues it had are gone with it, and can be declared again only
-/// when the others have forgotten it.
+/// Ends a node and all that it has on its disk. What an operator does then: the others forget it, so
+/// that its classic queues can be declared again, and a new one takes its place.
 async fn lose(world: &World, node: usize, seconds: u64) -> Result<Happened> {
     let mut happened = Happened::default();
     let gone = world.only_on(node).await?;
-    world.node(node).kill().await?;
+    let (lost, other) = (
+        world.node(node),
+        world.node((node + 1) % world.nodes().len()),
+    );
+    lost.kill().await?;
     let at = now();
     sleep(Duration::from_secs(seconds)).await;
-    world.forget(node).await?;
+    let forget = ["forget_cluster_node", lost.name()];
+    other.rabbitmqctl(&forget).await?;
     for (tier, held) in gone {
         happened.gone(world, tier, at, held).await;
     }
+    lost.forget_all()?;
+    lost.join(other)?;
+    happened.accepted.push(start(lost).await?);
     Ok(happened)
 }
 
 /// Does something on the first node that can: each speaks for the whole cluster.
 async fn on_any(world: &World, work: impl AsyncFn(&Node) -> Result<()>) -> Result<()> {
     let mut failed = None;
-    for node in world.remaining() {
+    for node in world.nodes() {
         match work(node).await {
             Ok(()) => return Ok(()),
             Err(error) => failed = Some(error),

@@ -17,7 +17,8 @@ pub(crate) enum Fault {
     NodeKilled { node: usize, seconds: u64 },
     /// `kill -9` of the node that leads the quorum queue of a tier.
     LeaderLost { tier: &'static str, seconds: u64 },
-    /// `kill -9` of a node of a cluster that never comes back: after a while the others forget it.
+    /// `kill -9` of a node of a cluster, whose disk is gone too. An empty one takes its place after a
+    /// while.
     NodeLost { node: usize, seconds: u64 },
     /// Every node is shut down and started, one after the other.
     RollingRestart,
@@ -193,7 +194,7 @@ fn heavies(random: &mut Random, nodes: usize, pause: u64) -> Vec<Fault> {
     faults
 }
 
-/// A node that is gone for good, and a worker with it.
+/// A node that is gone with its disk, and a worker with it.
 fn loss(random: &mut Random, nodes: usize) -> Step {
     let worker = Fault::Killed(Member::Worker(random.below(WORKERS)));
     Step {
@@ -249,12 +250,11 @@ impl Fault {
     /// How many seconds it takes, about.
     fn cost(&self, nodes: usize) -> u64 {
         match self {
-            Fault::NodeKilled { seconds, .. } | Fault::LeaderLost { seconds, .. } => {
-                NODE_START + seconds
-            }
+            Fault::NodeKilled { seconds, .. }
+            | Fault::LeaderLost { seconds, .. }
+            | Fault::NodeLost { seconds, .. } => NODE_START + seconds,
             Fault::RollingRestart => (NODE_START + 3) * nodes as u64,
             Fault::NodePaused { seconds, .. }
-            | Fault::NodeLost { seconds, .. }
             | Fault::MemoryAlarm { seconds, .. }
             | Fault::PostgresStopped { seconds, .. }
             | Fault::Network { seconds, .. } => *seconds + 1,
@@ -282,7 +282,7 @@ impl fmt::Display for Fault {
                 let node = name(*node);
                 write!(
                     out,
-                    "node {node} lost for good, forgotten after {seconds} s"
+                    "node {node} lost with its disk, replaced after {seconds} s"
                 )
             }
             Fault::LeaderLost { tier, seconds } => {
@@ -377,7 +377,7 @@ mod tests {
                 "rolling restart",
                 "SIGSTOP of node",
                 "SIGSTOP of worker",
-                "lost for good",
+                "lost with its disk",
                 "all connections closed",
                 "all channels closed",
                 "memory alarm",

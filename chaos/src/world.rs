@@ -1,6 +1,5 @@
 //! The servers, and the bad network between them and their clients.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -23,8 +22,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct World {
     brokers: Brokers,
-    /// The node that does not come back.
-    lost: OnceLock<usize>,
     /// One before each node.
     proxies: Vec<Proxy>,
     pub(crate) postgres: Postgres,
@@ -52,7 +49,6 @@ impl World {
         let database_proxy = Proxy::start(postgres.port()).await?;
         let mut world = World {
             brokers,
-            lost: OnceLock::new(),
             proxies: Vec::new(),
             postgres,
             database: Some(database),
@@ -76,50 +72,35 @@ impl World {
         &self.nodes()[number]
     }
 
-    /// All nodes but the one that is lost for good.
-    pub(crate) fn remaining(&self) -> impl Iterator<Item = &Node> {
-        let lost = self.lost.get();
-        let all = self.nodes().iter().enumerate();
-        all.filter(move |(number, _)| Some(number) != lost)
-            .map(|(_, node)| node)
-    }
-
-    fn witness(&self) -> Result<&Node> {
-        self.remaining().next().context("no node")
-    }
-
     /// The node that leads the queue of a tier.
     pub(crate) async fn leader(&self, tier: &str) -> Result<&Node> {
         match &self.brokers {
             Brokers::One(broker) => Ok(broker),
-            Brokers::Three(cluster) => cluster.leader(self.witness()?, "/", &queue(tier)).await,
+            Brokers::Three(cluster) => {
+                let witness = &cluster.nodes()[0];
+                cluster.leader(witness, "/", &queue(tier)).await
+            }
         }
     }
 
     /// The tiers whose queue is on this node alone, and how many messages are in each.
     pub(crate) async fn only_on(&self, node: usize) -> Result<Vec<(&'static str, u64)>> {
+        let node = self.node(node);
         // In JSON a process has no node in its name.
         let list = ["list_queues", "name", "type", "pid", "messages"];
-        let listed = self.witness()?.rabbitmqctl(&list).await?;
-        let node = self.node(node).name();
+        let listed = node.rabbitmqctl(&list).await?;
         let held = |tier: &str| {
             let name = queue(tier);
             let rows = listed.lines().map(|line| line.split('\t').collect());
             let mut found = rows.filter(|row: &Vec<&str>| row.first() == Some(&name.as_str()));
             match found.next()?[..] {
-                [_, "classic", pid, messages] if pid.contains(node) => messages.parse().ok(),
+                [_, "classic", pid, messages] if pid.contains(node.name()) => messages.parse().ok(),
                 _ => None,
             }
         };
         let tiers = TIERS.into_iter();
-        Ok(tiers.filter_map(|tier| Some((tier, held(tier)?))).collect())
-    }
-
-    /// Has the others go on without a node that is down, as an operator would.
-    pub(crate) async fn forget(&self, node: usize) -> Result<()> {
-        self.lost.get_or_init(|| node);
-        let forget = ["forget_cluster_node", self.node(node).name()];
-        self.witness()?.rabbitmqctl(&forget).await.map(drop)
+        let held = tiers.filter_map(|tier| Some((tier, held(tier)?)));
+        Ok(held.collect())
     }
 
     /// The ways to the nodes that clients take.
@@ -154,7 +135,7 @@ impl World {
     pub(crate) async fn heal(&self) -> Result<()> {
         self.disturb(Way::AllNodes, Network::Good);
         self.disturb(Way::Postgres, Network::Good);
-        for node in self.remaining() {
+        for node in self.nodes() {
             node.start().await?;
             node.resume().await?;
             node.clear_memory_alarm().await?;
@@ -164,7 +145,7 @@ impl World {
 
     /// Has the nodes write down which quorum queues they have.
     pub(crate) async fn flush_declarations(&self) -> Result<()> {
-        for node in self.remaining() {
+        for node in self.nodes() {
             node.flush_declarations().await?;
         }
         Ok(())
@@ -187,7 +168,7 @@ impl World {
     /// the broker says of quorum queues is some seconds old.
     pub(crate) async fn waiting(&self) -> Result<Vec<(String, u64)>> {
         let list = ["list_queues", "--formatter", "json", "name", "messages"];
-        let listed = self.witness()?.rabbitmqctl(&list).await?;
+        let listed = self.node(0).rabbitmqctl(&list).await?;
         let queues: Vec<Value> = serde_json::from_str(&listed)?;
         let waiting = queues.iter().filter_map(|queue| {
             let name = queue["name"].as_str()?.to_owned();
@@ -215,7 +196,7 @@ impl World {
     /// A channel past the bad network, to the first node that answers.
     async fn channel(&self) -> Result<(Connection, Channel)> {
         let mut refused = None;
-        for node in self.remaining() {
+        for node in self.nodes() {
             let connecting = async {
                 let url = node.amqp_url();
                 let connection = Connection::connect(&url, ConnectionProperties::default()).await?;

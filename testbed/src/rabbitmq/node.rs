@@ -159,6 +159,8 @@ impl Node {
         )?;
 
         let cookie = folder.join(".erlang.cookie");
+        // What is there from before cannot be written to.
+        let _ = fs::remove_file(&cookie);
         fs::write(&cookie, &self.family.cookie)?;
         fs::set_permissions(&cookie, std::os::unix::fs::PermissionsExt::from_mode(0o400))?;
         Ok(())
@@ -222,6 +224,17 @@ impl Node {
             *process = None;
         }
         Ok(())
+    }
+
+    /// Removes all that a node which is not running has stored, as the loss of its disk would.
+    pub fn forget_all(&self) -> Result<()> {
+        let data = self.path("data");
+        fs::remove_dir_all(&data).with_context(|| format!("could not remove {}", data.display()))
+    }
+
+    /// Has a node that has stored nothing join the cluster of `member` when it starts.
+    pub fn join(&self, member: &Node) -> Result<()> {
+        self.write_files(Some(member))
     }
 
     /// Freezes the node (`SIGSTOP`): its connections stay open and nothing answers.

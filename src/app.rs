@@ -361,7 +361,9 @@ impl Builder {
             let outcomes = Outcomes::start(database.clone(), topology.app());
             observers.add(move |event| outcomes.hear(event));
         }
-        let connection = open_any(&mut urls, &name).await?;
+        let (answered, connection) = Connection::open_any(&urls, &name).await?;
+        // Reconnecting begins with it.
+        urls.rotate_left(answered);
         match on_connect {
             OnConnect::Apply => {
                 let plan = Plan::new(&topology, connection.capabilities())?;
@@ -439,21 +441,4 @@ impl fmt::Debug for Builder {
             .field("on_connect", &self.on_connect)
             .finish_non_exhaustive()
     }
-}
-
-/// Connects to the first of `urls` that answers, and puts it first: reconnecting begins with it.
-async fn open_any(urls: &mut [String], name: &str) -> Result<Connection, Error> {
-    let mut refused = Error::InvalidBrokerUrl {
-        problem: "none was given: call .amqp(…) on the builder".into(),
-    };
-    for index in 0..urls.len() {
-        match Connection::open(&urls[index], name).await {
-            Ok(connection) => {
-                urls.rotate_left(index);
-                return Ok(connection);
-            }
-            Err(error) => refused = error,
-        }
-    }
-    Err(refused)
 }

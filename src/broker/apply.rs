@@ -15,7 +15,7 @@ use super::lanes::{self, Answer, Refusal};
 use super::management::Management;
 use super::operation::Operation;
 use crate::Error;
-use crate::topology::plan::Plan;
+use crate::topology::plan::{Binding, DestinationType, Plan};
 
 /// How long it may take in all. The 433 declarations of the hotel take a second.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -105,11 +105,12 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
     let exchanges = declare(&exchanges, &mut refused).await?;
     let queues = declare(&queues, &mut refused).await?;
     // A queue that cannot be reached cannot be bound either, and keeps the bindings that it has.
-    let bindings = plan.bindings.iter();
-    let bindings: Vec<_> = bindings
-        .filter(|it| !refused.unreachable.contains(&it.destination))
-        .map(Operation::Bind)
-        .collect();
+    let can_be_bound = |binding: &&Binding| {
+        binding.destination_type == DestinationType::Exchange
+            || !refused.unreachable.contains(&binding.destination)
+    };
+    let bindings = plan.bindings.iter().filter(can_be_bound);
+    let bindings: Vec<_> = bindings.map(Operation::Bind).collect();
     let applied = Applied {
         exchanges,
         queues,

@@ -67,6 +67,20 @@ impl Connection {
         })
     }
 
+    /// Connects to the first of `urls` that answers, and says which that is.
+    pub(crate) async fn open_any(urls: &[String], name: &str) -> Result<(usize, Self), Error> {
+        let mut refused = Error::InvalidBrokerUrl {
+            problem: "none was given: call .amqp(…) on the builder".into(),
+        };
+        for (index, url) in urls.iter().enumerate() {
+            match Self::open(url, name).await {
+                Ok(connection) => return Ok((index, connection)),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
     /// What the broker can do, by the version that it reported when the connection opened.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities

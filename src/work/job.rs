@@ -368,6 +368,9 @@ impl Workshop {
         tracing::warn!(task = name, %id, %error, "what follows on it was not stored, it goes back");
         let why = &error.to_string();
         self.observers.tell(&Event::GivenBack { task, why });
+        if matches!(error, Error::Unroutable { .. }) {
+            self.mend().await;
+        }
         // It will be back at once; what refused its successor may not be well so soon.
         tokio::time::sleep(BACK_PAUSE).await;
         End::Back

@@ -3,9 +3,9 @@
 //!
 //! Read in this order: `worker` is the face, `group` the turns of a pool, `order` whose turn it is,
 //! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
-//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `memory`, `gate` and
-//! `group/hands` the protection against tasks that kill their process, `watchdog` that against those
-//! which hang.
+//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `mend` what is done
+//! where nothing takes that, `memory`, `gate` and `group/hands` the protection against tasks that kill
+//! their process, `watchdog` that against those which hang.
 
 mod acks;
 mod check;
@@ -15,6 +15,7 @@ mod group;
 mod guard;
 mod job;
 mod memory;
+mod mend;
 mod order;
 mod repair;
 mod settle;
@@ -55,6 +56,7 @@ struct Workshop {
     version: String,
     /// Whether a queue that is gone may be declared again.
     may_declare: bool,
+    mended: mend::Mended,
     /// How long the successor of a message may take to be confirmed.
     settle_limit: Duration,
     /// The crash count at which a task is a dead letter.

@@ -138,6 +138,7 @@ impl Worker {
             worker: worker_name(),
             version: parts.version,
             may_declare: parts.may_declare,
+            mended: Default::default(),
             settle_limit: SETTLE_LIMIT,
             condemned_at: ALONE_FROM + crash_budget,
             gate: parts.gate,

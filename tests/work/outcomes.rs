@@ -11,10 +11,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tierline::message::{DeadReason, FailureKind};
 use tierline::task::Handler;
-use tierline::{Context, Outcome, Registry, Task, TaskError, TaskOptions};
+use tierline::{
+    Context, OnConnect, Outcome, Registry, Task, TaskError, TaskOptions, Tierline, Topology,
+};
 use tierline_testbed::Vhost;
+use tokio::sync::Notify;
 
-use crate::{Working, take_dead, take_one};
+use crate::{Heard, Working, take_dead, take_one};
 
 const MAP: &str = r#"
     app = "hotel"
@@ -262,21 +265,46 @@ async fn send(vhost: &Vhost, tier: &str, payload: &[u8], properties: BasicProper
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_whose_dead_letter_cannot_be_stored_is_no_suspect_of_another_worker() {
-    let working = Working::begin(MAP, clean(|_: Clean| async { Outcome::dead("no key") })).await;
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let other = tokio::spawn(working.app.work(["all"]).until(async move {
-        let _ = stopped.await;
-    }));
-    working.heard.until("consuming", 4).await;
-    working
-        .vhost
-        .delete_queue("hotel.normal.dlq")
+    let registry = || clean(|_: Clean| async { Outcome::dead("no key") });
+    let vhost = Working::begin(MAP, registry()).await.end().await;
+    vhost.delete_queue("hotel.normal.dlq").await.unwrap();
+    let heard = Heard::default();
+    let app = Tierline::builder(Topology::parse(MAP).unwrap())
+        .amqp(vhost.amqp_url())
+        .registry(registry())
+        // Else the queue would be declared again.
+        .on_connect(OnConnect::Nothing)
+        .observe(heard.ear())
+        .connect()
         .await
         .unwrap();
+    let stop = Arc::new(Notify::new());
+    let worker = || {
+        let stop = stop.clone();
+        tokio::spawn(
+            app.work(["all"])
+                .until(async move { stop.notified().await }),
+        )
+    };
+    let workers = [worker(), worker()];
+    heard.until("consuming", 4).await;
+    app.publish(Clean { room: 1 }).await.unwrap();
+    heard.until("given back hotel.clean", 4).await;
+    assert_eq!(heard.count("suspected"), 0);
+    stop.notify_waiters();
+    for worker in workers {
+        worker.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_queue_that_somebody_deleted_is_declared_again() {
+    let working = Working::begin(MAP, clean(|_: Clean| async { Outcome::dead("no key") })).await;
+    let queue = "hotel.normal.dlq";
+    working.vhost.delete_queue(queue).await.unwrap();
     working.app.publish(Clean { room: 1 }).await.unwrap();
-    working.heard.until("given back hotel.clean", 4).await;
-    assert_eq!(working.heard.count("suspected"), 0);
-    drop(stop);
-    other.await.unwrap().unwrap();
+    working.heard.until("dead hotel.clean", 1).await;
+    let (_, death) = take_dead(&working.vhost, queue).await;
+    assert_eq!(death.reason, DeadReason::Permanent);
     working.end().await;
 }

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use tierline_testbed::Foreground;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::plan::{Member, WORKERS};
 use crate::roles::Role;
@@ -149,8 +149,20 @@ async fn keep(
 ) -> Result<()> {
     loop {
         let mut process = Foreground::start(command(&name, role, &surroundings)?)?;
+        let mut paused_until = None;
         loop {
+            let wakes_up = async {
+                match paused_until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
             let order = tokio::select! {
+                () = wakes_up => {
+                    process.resume()?;
+                    paused_until = None;
+                    continue;
+                }
                 ended = process.ended() => {
                     ended?;
                     unasked.fetch_add(1, Ordering::Relaxed);
@@ -162,8 +174,7 @@ async fn keep(
             match order {
                 Some(Order::Pause(length)) => {
                     process.pause()?;
-                    sleep(length).await;
-                    process.resume()?;
+                    paused_until = Some(Instant::now() + length);
                 }
                 Some(Order::Kill) => {
                     process.kill()?;
@@ -172,6 +183,8 @@ async fn keep(
                 }
                 Some(Order::End) | None => {
                     process.terminate()?;
+                    // A frozen one hears nothing.
+                    process.resume()?;
                     // Dropped, it is killed.
                     let ended = timeout(END_LIMIT, process.ended()).await;
                     return ended.map(drop).context("it had to be killed");

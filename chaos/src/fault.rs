@@ -31,6 +31,8 @@ pub(crate) struct Happened {
     pub(crate) accepted: Vec<Millis>,
     pub(crate) deletions: Vec<Deletion>,
     pub(crate) notes: Vec<String>,
+    /// Whether what was to happen beside it could not be done.
+    pub(crate) is_beside_undone: bool,
     /// Why the fault could not be done, or not be undone.
     pub(crate) failed: Option<anyhow::Error>,
 }
@@ -54,6 +56,7 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Happened 
     });
     happened.deletions.extend(beside.deletions);
     happened.notes.extend(beside.notes);
+    happened.is_beside_undone = beside.is_beside_undone;
     happened.begin = begin;
     happened.end = now();
     happened
@@ -68,6 +71,7 @@ async fn insist(world: &World, crew: &Crew, fault: &Fault) -> Happened {
                 let note = format!("{fault}: could not be done: {error:#}");
                 return Happened {
                     notes: vec![note],
+                    is_beside_undone: true,
                     ..Happened::default()
                 };
             }
@@ -93,7 +97,10 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
         Fault::WorkerPaused { worker, seconds } => {
             crew.pause(worker, Duration::from_secs(seconds));
         }
-        Fault::NodeLost { node, seconds } => return lose(world, node, seconds).await,
+        Fault::NodeLost { node, seconds } => {
+            // What is gone is on record, also where the rest fails.
+            happened.failed = lose(world, node, seconds, &mut happened).await.err();
+        }
         Fault::NodeKilled { node, seconds } => {
             let accepted = kill(world.node(node), seconds).await?;
             happened.accepted.push(accepted);
@@ -178,8 +185,7 @@ impl Happened {
 
 /// Ends a node and all that it has on its disk. What an operator does then: the others forget it, so
 /// that its classic queues can be declared again, and a new one takes its place.
-async fn lose(world: &World, node: usize, seconds: u64) -> Result<Happened> {
-    let mut happened = Happened::default();
+async fn lose(world: &World, node: usize, seconds: u64, happened: &mut Happened) -> Result<()> {
     let gone = world.only_on(node).await?;
     let (lost, other) = (
         world.node(node),
@@ -196,7 +202,7 @@ async fn lose(world: &World, node: usize, seconds: u64) -> Result<Happened> {
     lost.forget_all()?;
     lost.join(other)?;
     happened.accepted.push(start(lost).await?);
-    Ok(happened)
+    Ok(())
 }
 
 /// Does something on the first node that can: each speaks for the whole cluster.

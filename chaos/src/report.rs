@@ -51,13 +51,16 @@ impl Report {
         self.steps.push((step.clone(), happened));
     }
 
-    /// Whether nothing was lost and all came to its end.
+    /// Whether nothing was lost, nobody condemned, and all came to its end.
     pub(crate) fn is_well(&self) -> bool {
-        self.is_drained && self.verdict.lost.is_empty()
+        self.is_drained && self.verdict.lost.is_empty() && self.verdict.condemned == 0
     }
 
     pub(crate) fn faults(&self) -> usize {
-        let beside = self.steps.iter().filter(|(step, _)| step.beside.is_some());
+        let is_done = |(step, happened): &&(Step, Happened)| {
+            step.beside.is_some() && !happened.is_beside_undone
+        };
+        let beside = self.steps.iter().filter(is_done);
         self.steps.len() + beside.count() - self.failed()
     }
 
@@ -140,6 +143,7 @@ impl fmt::Display for Report {
             repeated,
             too_many,
             dead,
+            condemned,
             innocent,
             expired,
             slowest,
@@ -169,6 +173,9 @@ impl fmt::Display for Report {
         writeln!(out, "  dead-lettered       {dead:>7}")?;
         if !innocent.is_empty() {
             writeln!(out, "    not told to fail: {innocent:?}")?;
+        }
+        if *condemned > 0 {
+            writeln!(out, "    CONDEMNED although no task kills: {condemned}")?;
         }
         writeln!(out, "  expired             {expired:>7}")?;
         writeln!(out, "  gone with a queue   {deleted:>7}")?;

@@ -41,6 +41,9 @@ pub(crate) struct Verdict {
     pub(crate) too_many: usize,
     /// Confirmed tasks in the log of dead letters that never ran to their end.
     pub(crate) dead: usize,
+    /// Dead letters of tasks with which workers were said to have died. No task of ours kills its worker,
+    /// so this must be nothing.
+    pub(crate) condemned: usize,
     /// Of all dead letters, those that were not told to fail: task and reason.
     pub(crate) innocent: BTreeMap<String, usize>,
     pub(crate) expired: usize,
@@ -68,9 +71,15 @@ pub(crate) struct Lost {
 /// How much later than a deletion a confirm may be written down of what was in the queue, or on its
 /// way to it: RabbitMQ confirms that too. A disturbed network holds confirms back for up to 6 s.
 const WRITTEN_AFTER: Millis = 8_000;
+/// How much earlier than a deletion a task may have been sent that was in the queue. What was missing
+/// before was lost in another way.
+const SENT_BEFORE: Millis = 60_000;
 /// What a deleted queue held beyond what the broker counts: deliveries in the hands of two workers
 /// (40 slots' worth in a quorum tier) and publishes under way.
 const IN_HAND: u64 = 50;
+
+/// The reason of a dead letter with which workers died.
+const CRASHED: &str = "crash loop";
 
 /// Holds what was confirmed against what was done.
 pub(crate) fn judge(evidence: &Evidence) -> Verdict {
@@ -119,6 +128,8 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     verdict.unconfirmed = ran.keys().filter(|id| !confirmed.contains_key(*id)).count();
     verdict.repeated = ran.values().filter(|runs| **runs > 1).count();
     verdict.too_many = ran.values().map(|runs| runs - 1).sum();
+    let crashed = evidence.letters.iter().filter(|it| it.reason == CRASHED);
+    verdict.condemned = crashed.count();
     for letter in evidence.letters.iter().filter(|it| it.task != "doomed") {
         let what = format!("{} ({})", letter.task, letter.reason);
         *verdict.innocent.entry(what).or_default() += 1;
@@ -139,7 +150,7 @@ impl<'a> Graves<'a> {
     fn take(&mut self, tier: &str, sent: Millis, confirmed: Millis) -> bool {
         let fits = |(deletion, room): &&mut (&Deletion, u64)| {
             deletion.tier == tier
-                && sent <= deletion.at
+                && (deletion.at.saturating_sub(SENT_BEFORE)..=deletion.at).contains(&sent)
                 && confirmed <= deletion.at + WRITTEN_AFTER
                 && *room > 0
         };
@@ -254,6 +265,35 @@ mod tests {
         let verdict = judge(&evidence);
         assert_eq!(verdict.deleted, 2);
         assert_eq!(lost(&verdict), ["afterwards", "elsewhere"]);
+    }
+
+    #[test]
+    fn a_deleted_queue_excuses_nothing_that_was_missing_for_long() {
+        let at = 2 * SENT_BEFORE;
+        let evidence = Evidence {
+            entries: vec![
+                confirmed("long before", "normal", SENT_BEFORE - 10),
+                confirmed("before", "normal", SENT_BEFORE + 20),
+            ],
+            deletions: vec![Deletion {
+                tier: "normal".to_owned(),
+                at,
+                held: 2,
+            }],
+            ..Evidence::default()
+        };
+        assert_eq!(lost(&judge(&evidence)), ["long before"]);
+    }
+
+    #[test]
+    fn a_task_that_is_said_to_have_killed_workers_is_counted() {
+        let mut condemned = letter("told to fail", "doomed");
+        condemned.reason = CRASHED.to_owned();
+        let verdict = judge(&Evidence {
+            letters: vec![condemned, letter("other", "doomed")],
+            ..Evidence::default()
+        });
+        assert_eq!(verdict.condemned, 1);
     }
 
     #[test]

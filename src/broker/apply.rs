@@ -15,7 +15,7 @@ use super::lanes::{self, Answer, Refusal};
 use super::management::Management;
 use super::operation::Operation;
 use crate::Error;
-use crate::topology::plan::{Binding, DestinationType, Plan};
+use crate::topology::plan::{Binding, DestinationType, Plan, Queue};
 
 /// How long it may take in all. The 433 declarations of the hotel take a second.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -115,8 +115,12 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
         exchanges,
         queues,
         bindings: declare(&bindings, &mut refused).await?,
-        // Last: for a moment both generations get what is published, but never none.
-        retired: declare(&retired, &mut refused).await?,
+        // Last, and only where all others are bound: for a moment both generations get what is
+        // published, but never none.
+        retired: match refused.unreachable.is_empty() {
+            true => declare(&retired, &mut refused).await?,
+            false => 0,
+        },
         unreachable: refused.unreachable,
     };
     if refused.differences.is_empty() {
@@ -177,8 +181,16 @@ fn count(
         };
         let (kind, name) = match operation {
             Operation::DeclareExchange(exchange) => (ObjectKind::Exchange, &exchange.name),
-            Operation::DeclareQueue(queue) if refusal.is_unreachable() => {
-                refused.unreachable.push(queue.name.clone());
+            Operation::DeclareQueue(Queue { name, .. })
+            | Operation::Bind(Binding {
+                destination: name, ..
+            })
+            | Operation::Unbind(Binding {
+                destination: name, ..
+            }) if refusal.is_unreachable() => {
+                if !refused.unreachable.contains(name) {
+                    refused.unreachable.push(name.clone());
+                }
                 continue;
             }
             Operation::DeclareQueue(queue) => (ObjectKind::Queue, &queue.name),

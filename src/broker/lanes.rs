@@ -40,6 +40,8 @@ impl Refusal {
     /// is being elected or whose node is down is "not found" in these words.
     pub(super) fn is_unreachable(&self) -> bool {
         self.code == Self::NOT_FOUND
+            // The text quotes the queue's name, which may have any of the words.
+            && !self.text.contains("no queue '")
             && [
                 "timeout",
                 "inaccessible",

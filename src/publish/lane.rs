@@ -18,7 +18,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use lapin::options::BasicPublishOptions;
 use lapin::{BasicProperties, Channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 use super::returns::{Ended, Returns};
 use crate::message::Message;
@@ -26,10 +26,12 @@ use crate::message::Message;
 /// How many messages of a lane may wait for their confirm. RabbitMQ is at its fastest from 200 on.
 const WINDOW: usize = 1_000;
 /// How long a channel may leave all its letters unanswered.
-const STUCK_AFTER: Duration = Duration::from_secs(2);
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// How old a channel is at least that is given up because it refuses. A full queue refuses too, and
 /// a new channel does not help against that.
 const REFUSING_AFTER: Duration = Duration::from_secs(1);
+/// How long a channel that was given up may take to answer what is under way.
+const LAST_ANSWERS: Duration = Duration::from_secs(60);
 /// How long the broker may take to close a channel.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -213,6 +215,7 @@ async fn own(
     let mut under_way = FuturesUnordered::new();
     let mut returns = Returns::default();
     let mut completed = Vec::new();
+    let mut end: Option<Pin<Box<Sleep>>> = None;
     std::future::poll_fn(|cx| {
         let mut is_last = false;
         while let Poll::Ready(order) = letters.poll_recv(cx) {
@@ -240,8 +243,14 @@ async fn own(
                 // a quorum queue met a leader that was just gone (RabbitMQ 3.10). What is under way
                 // comes to its end, and the next letter takes a new one.
                 window.close();
+                end.get_or_insert_with(|| Box::pin(sleep(LAST_ANSWERS)));
             }
             returns.answer(&mut completed);
+        }
+        if let Some(end) = &mut end
+            && end.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(());
         }
         let is_over = is_last || !channel.status().connected();
         match under_way.is_empty() && is_over {

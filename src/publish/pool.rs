@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use super::lane::Lane;
+use super::lane::{Lane, STUCK_AFTER};
 use super::link::{self, Live, Settings};
 use crate::broker::Connection;
 
@@ -75,12 +75,16 @@ impl Pool {
     /// A lane to publish on, before the deadline.
     pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Arc<Lane>), NoLane> {
         let live = self.live(deadline).await?;
+        let begin = Instant::now();
         match timeout_at(deadline, live.lane()).await {
             Ok(Ok(lane)) => Ok((live, lane)),
             Ok(Err(error)) => Err(NoLane::Down(error.to_string())),
-            // A channel that does not open in time: the connection is half open, or stuck.
+            // A channel that does not open in time: the connection is half open, or stuck; unless the
+            // deadline was near.
             Err(_) => {
-                live.give_up();
+                if begin.elapsed() >= STUCK_AFTER {
+                    live.give_up();
+                }
                 Err(NoLane::Down(
                     "the broker did not open a channel in time".to_owned(),
                 ))

@@ -291,6 +291,10 @@ impl Group {
                 tier.memory.succeeded(running.key);
                 tier.give_back(running.generation, running.tag, running.key);
             }
+            End::StillSuspect => {
+                tier.memory.succeeded(running.key);
+                tier.refuse(running.generation, running.tag);
+            }
         }
     }
 
@@ -433,20 +437,18 @@ impl Group {
         let patience = self.patience();
         let now = Instant::now();
         let mut next: Option<Instant> = None;
-        for tier in &mut self.tiers {
-            let Some(mut oldest) = tier.oldest() else {
-                continue;
-            };
-            if now.duration_since(oldest) >= patience {
-                let back = tier.give_back_waiting(now - patience / 2);
+        for index in 0..self.tiers.len() {
+            let is_late = |oldest: Instant| now.duration_since(oldest) >= patience;
+            if self.tiers[index].oldest().is_some_and(is_late) {
+                // Whoever got them would count them once more.
+                self.send_suspects_around(index);
+                let back = self.tiers[index].give_back_waiting(now - patience / 2);
                 tell_given_back(&self.shop, &back);
-                match tier.oldest() {
-                    Some(rest) => oldest = rest,
-                    None => continue,
-                }
             }
-            let due = oldest + patience;
-            next = Some(next.map_or(due, |other| other.min(due)));
+            if let Some(oldest) = self.tiers[index].oldest() {
+                let due = oldest + patience;
+                next = Some(next.map_or(due, |other| other.min(due)));
+            }
         }
         next
     }

@@ -51,6 +51,8 @@ pub(super) enum End {
     Succeeded,
     /// Nothing is stored: it goes back to the broker.
     Back,
+    /// Likewise, and nothing explains that it comes again: it is a suspect as before.
+    StillSuspect,
 }
 
 /// What a group is told of its jobs.
@@ -223,19 +225,12 @@ async fn follow(shop: &Workshop, package: &Package, message: &Message, verdict: 
         }
         Verdict::Dead { reason, failure } => bury(shop, package, message, reason, failure).await,
     };
-    match end {
-        End::Back => copy(shop, package, message).await,
-        end => end,
-    }
-}
-
-/// Puts a copy in the place of a message that goes back. Whoever got the message itself would take it
-/// for the victim of a crash.
-async fn copy(shop: &Workshop, package: &Package, message: &Message) -> End {
-    match shop.interrupted(package, message.clone(), COPY_LIMIT).await {
-        Ok(()) => End::Succeeded,
-        Err(_) => End::Back,
-    }
+    // It came to an end: whatever killed its worker before was not this.
+    let message = Message {
+        crashes: 0,
+        ..message.clone()
+    };
+    end.or_copy(shop, package, message).await
 }
 
 async fn bury(
@@ -301,11 +296,22 @@ async fn bury_hung(shop: &Workshop, package: &Package, since: Duration) -> End {
 }
 
 /// Counts a crash, before anything else is done with the message.
+///
+/// While nothing can be stored, a message that was never counted is given the benefit of the doubt: a
+/// broker with an alarm takes no messages until its queues are worked off.
 async fn suspect(shop: &Workshop, package: &Package) -> End {
-    let mut message = match package.open(SystemTime::now()) {
+    let message = match package.open(SystemTime::now()) {
         Ok(message) => message,
         Err(problem) => return bury_unreadable(shop, package, problem).await,
     };
+    let was_counted = message.crashes > 0;
+    match count_crash(shop, package, message).await {
+        End::Back if was_counted => End::StillSuspect,
+        end => end,
+    }
+}
+
+async fn count_crash(shop: &Workshop, package: &Package, mut message: Message) -> End {
     message.crashes = message.crashes.saturating_add(1);
     let crashes = message.crashes;
     if crashes >= shop.condemned_at {
@@ -338,8 +344,9 @@ async fn send_around(shop: &Workshop, package: &Package) -> End {
             let after = (AROUND * patience).mul_f64(1.0 + jitter);
             let stored = shop.again(package, message.clone(), after).await;
             let task = task_ref(&message);
-            shop.ended(task, stored, || Event::Snoozed { task, after })
-                .await
+            let event = || Event::Snoozed { task, after };
+            let end = shop.ended(task, stored, event).await;
+            end.or_copy(shop, package, message.clone()).await
         }
         Err(problem) => bury_unreadable(shop, package, problem).await,
     }
@@ -349,7 +356,21 @@ async fn send_around(shop: &Workshop, package: &Package) -> End {
 async fn give_up_slot(shop: &Workshop, package: &Package, message: &Message) -> End {
     let (task, why) = (task_ref(message), "the worker shuts down");
     shop.observers.tell(&Event::GivenBack { task, why });
-    copy(shop, package, message).await
+    End::Back.or_copy(shop, package, message.clone()).await
+}
+
+impl End {
+    /// Puts a copy in the place of a message that goes back. Whoever got the message itself would take
+    /// it for the victim of a crash.
+    async fn or_copy(self, shop: &Workshop, package: &Package, message: Message) -> End {
+        match self {
+            End::Back => match shop.interrupted(package, message, COPY_LIMIT).await {
+                Ok(()) => End::Succeeded,
+                Err(_) => End::Back,
+            },
+            end => end,
+        }
+    }
 }
 
 impl Workshop {

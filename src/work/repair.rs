@@ -43,12 +43,17 @@ impl Repair {
             sleep(after).await;
             let mut backoff = Backoff::new();
             let mut was_declared = false;
+            // A queue that could not be reached may be there without its bindings.
+            let mut is_doubtful = false;
             loop {
                 let connection = connection.clone();
                 let begin =
                     Subscription::begin(connection.clone(), queue.clone(), window, tag.clone());
                 match begin.await {
                     Ok(subscription) => {
+                        if is_doubtful {
+                            declare(&shop, &connection, &queue).await;
+                        }
                         return Repaired {
                             subscription,
                             was_declared,
@@ -56,6 +61,7 @@ impl Repair {
                     }
                     Err(NoSubscription::NoQueue) if shop.may_declare => {
                         was_declared = declare(&shop, &connection, &queue).await;
+                        is_doubtful = !was_declared;
                         if was_declared {
                             continue;
                         }

@@ -288,12 +288,17 @@ impl Tier {
         }
     }
 
-    /// A delivery of this generation goes back to the broker.
+    /// A delivery of this generation goes back to the broker. Should it come again, that is why.
     pub(super) fn give_back(&mut self, generation: u64, tag: u64, key: Key) {
-        if let Some(subscription) = self.current(generation) {
-            subscription.give_back(tag);
+        if self.refuse(generation, tag) {
             self.memory.returned(key);
         }
+    }
+
+    /// A delivery of this generation goes back to the broker, which explains nothing. Whether it does.
+    pub(super) fn refuse(&mut self, generation: u64, tag: u64) -> bool {
+        let subscription = self.current(generation);
+        subscription.map(|it| it.give_back(tag)).is_some()
     }
 
     /// Gives back what has waited for a slot since before `since`.

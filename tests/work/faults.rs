@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use lapin::ConnectionProperties;
+use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use serde::{Deserialize, Serialize};
 use tierline::task::PublishRequest;
 use tierline::{Registry, Task};
-use tierline_testbed::{Broker, Cluster, vhost};
+use tierline_testbed::{Broker, Cluster, Vhost, vhost};
 use tokio::sync::Semaphore;
 
 use crate::Working;
@@ -269,6 +271,54 @@ async fn what_cannot_be_settled_under_an_alarm_goes_back_and_is_settled_later() 
     broker.clear_memory_alarm().await.unwrap();
     working.heard.until("retried fill 2", 1).await;
     working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_does_not_run_again_before_its_crash_is_counted() {
+    let broker = Broker::start().await.unwrap();
+    let yard = Yard::open();
+    let working = Working::begin_on(broker.vhost().await.unwrap(), MAP, yard.registry()).await;
+    let app = working.app.clone();
+    let vhost = working.end().await;
+    app.publish(Fill { number: 1 }).await.unwrap();
+    die_with_it_twice(&vhost, "yard.second").await;
+    broker.raise_memory_alarm().await.unwrap();
+    let working = Working::begin_on(vhost, MAP, yard.registry()).await;
+    working.heard.until("given back fill", 2).await;
+    assert_eq!(working.heard.count("started"), 0);
+    broker.clear_memory_alarm().await.unwrap();
+    working.heard.until("suspected fill 2", 1).await;
+    working.heard.until("done fill", 1).await;
+    working.end().await;
+}
+
+/// Leaves the one message of a queue as two workers would that died with it: the second death is not
+/// counted yet.
+async fn die_with_it_twice(vhost: &Vhost, queue: &str) {
+    let properties = ConnectionProperties::default();
+    let connection = lapin::Connection::connect(vhost.amqp_url(), properties);
+    let connection = connection.await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let get = async |no_ack| {
+        let options = BasicGetOptions { no_ack };
+        let got = channel.basic_get(queue.into(), options).await.unwrap();
+        got.unwrap().delivery
+    };
+    let first = get(true).await;
+    let mut headers = first.properties.headers().clone().unwrap();
+    headers.insert("tierline-crashes".into(), 1_i64.into());
+    let properties = first.properties.with_headers(headers);
+    let confirm = ConfirmSelectOptions::default();
+    channel.confirm_select(confirm).await.unwrap();
+    let options = BasicPublishOptions::default();
+    channel
+        .basic_publish("".into(), queue.into(), options, &first.data, properties)
+        .await
+        .unwrap()
+        .await
+        .unwrap();
+    get(false).await;
+    connection.close(200, "".into()).await.unwrap();
 }
 
 #[tokio::test]

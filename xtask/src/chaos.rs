@@ -22,6 +22,12 @@ pub(crate) struct Chaos {
     /// How long a run lasts, about; starting the servers and draining come on top.
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
+    /// How many tasks a second are published.
+    #[arg(long, default_value_t = 100)]
+    rate: u64,
+    /// Keeps only the steps of the plan whose text contains this, to look into one kind of fault.
+    #[arg(long, conflicts_with = "record")]
+    only: Option<String>,
     /// Only prints the plan.
     #[arg(long)]
     plan: bool,
@@ -36,9 +42,13 @@ pub(crate) async fn run(chaos: &Chaos) -> Result<()> {
     step("build", cargo(&["build", package])?).await?;
     let mut run = cargo(&["run", "--quiet", package, "--"])?;
     run.args(["--seed", &chaos.seed.to_string()])
-        .args(["--minutes", &chaos.minutes.to_string()]);
+        .args(["--minutes", &chaos.minutes.to_string()])
+        .args(["--rate", &chaos.rate.to_string()]);
     if let Some(nodes) = chaos.nodes {
         run.args(["--nodes", &nodes.to_string()]);
+    }
+    if let Some(only) = &chaos.only {
+        run.args(["--only", only]);
     }
     run.args(chaos.plan.then_some("--plan"));
     if chaos.record {

@@ -6,6 +6,8 @@ use crate::random;
 
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
+/// How long a connection must last before its loss counts as a new incident.
+const STABLE: Duration = Duration::from_secs(10);
 
 /// A pause that doubles each time, up to a second, and is never quite the same: processes that lost
 /// the same broker must not return at once.
@@ -22,5 +24,14 @@ impl Backoff {
         let pause = self.0.mul_f64(share);
         self.0 = (self.0 * 2).min(LONGEST);
         tokio::time::sleep(pause).await;
+    }
+
+    /// Pauses after a connection that `lasted` this long was lost. One that is made and lost again at
+    /// once backs off like one that cannot be made: whatever closed it would close the next one too.
+    pub(crate) async fn pause_after(&mut self, lasted: Duration) {
+        if lasted >= STABLE {
+            *self = Self::new();
+        }
+        self.pause().await;
     }
 }

@@ -12,7 +12,7 @@ use lapin::{AsyncTcpStream, Channel, ConnectionProperties, ErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::Address;
-use super::greeting::{Greeting, Listening, ListeningReactor};
+use super::stream::{Checked, CheckedReactor, Opening, Repairs};
 use crate::Error;
 use crate::topology::capabilities::Capabilities;
 
@@ -36,6 +36,7 @@ pub struct Connection {
     inner: lapin::Connection,
     address: Address,
     capabilities: Capabilities,
+    repairs: Repairs,
 }
 
 impl Connection {
@@ -48,22 +49,23 @@ impl Connection {
     /// [`Error::UnsupportedBroker`].
     pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
         let address: Address = url.parse()?;
-        let greeting = Greeting::default();
-        let unless_opened = greeting.abandoned.clone().drop_guard();
-        let connecting = connect(&address, name, &greeting);
+        let opening = Opening::default();
+        let unless_opened = opening.abandoned.clone().drop_guard();
+        let connecting = connect(&address, name, &opening);
         let inner = match timeout(OPEN_LIMIT, connecting).await {
             Ok(Ok(inner)) => inner,
             Ok(Err(error)) => return Err(refused(&address, &error)),
             Err(_) => return Err(silent(&address)),
         };
         unless_opened.disarm();
-        greeting.opened();
-        let reported = greeting.version().unwrap_or_default();
+        opening.opened();
+        let reported = opening.version().unwrap_or_default();
         let capabilities = Capabilities::of(reported.parse()?)?;
         Ok(Self {
             inner,
             address,
             capabilities,
+            repairs: opening.repairs,
         })
     }
 
@@ -96,6 +98,11 @@ impl Connection {
         let goodbye = self.inner.close(200, "done".into());
         // It is gone either way.
         let _ = timeout(CLOSE_LIMIT, goodbye).await;
+    }
+
+    /// What was wrong with deliveries on this connection.
+    pub(crate) fn repairs(&self) -> &Repairs {
+        &self.repairs
     }
 
     /// Whether it can still be used.
@@ -133,14 +140,16 @@ impl Connection {
 async fn connect(
     address: &Address,
     name: &str,
-    greeting: &Greeting,
+    opening: &Opening,
 ) -> lapin::Result<lapin::Connection> {
     let tokio = Tokio::current();
-    let reactor = ListeningReactor {
+    let frame_max = address.uri().query.frame_max.unwrap_or_default();
+    let reactor = CheckedReactor {
         tokio: tokio.clone(),
-        greeting: greeting.clone(),
+        frame_max,
+        opening: opening.clone(),
     };
-    let greeting = greeting.clone();
+    let opening = opening.clone();
     lapin::Connection::connector(
         address.uri().clone(),
         Runtime::new(RuntimeParts::new(tokio, reactor)),
@@ -148,12 +157,13 @@ async fn connect(
             let tls = OwnedTLSConfig::default();
             let tokio = TokioRuntime::tokio_current();
             let connecting = uri.connect_with_config_async(tls.as_ref(), &tokio);
-            let stream = greeting.abandoned.run_until_cancelled(connecting).await;
+            let stream = opening.abandoned.run_until_cancelled(connecting).await;
             let abandoned = || io::Error::from(io::ErrorKind::ConnectionAborted);
             let stream = stream.ok_or_else(abandoned)??;
-            Ok(AsyncTcpStream::Plain(Listening::new(
+            Ok(AsyncTcpStream::Plain(Checked::new(
                 stream,
-                greeting.clone(),
+                frame_max,
+                opening.clone(),
             )))
         },
         ConnectionProperties::default().with_connection_name(name.into()),

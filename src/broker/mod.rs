@@ -5,16 +5,17 @@ mod apply;
 mod connection;
 mod difference;
 mod doctor;
-mod greeting;
 mod lanes;
 #[cfg(feature = "management")]
 mod management;
 mod operation;
+mod stream;
 
 pub use address::Address;
 pub use apply::{Applied, apply};
 pub use connection::Connection;
 pub use difference::{Change, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
+pub(crate) use stream::{Repaired, Repairs};
 #[cfg(feature = "management")]
 pub use {apply::apply_with, doctor::doctor_with, management::Management};

@@ -16,6 +16,6 @@ pub use apply::{Applied, apply};
 pub use connection::Connection;
 pub use difference::{Change, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
-pub(crate) use stream::{Repaired, Repairs};
+pub(crate) use stream::Repairs;
 #[cfg(feature = "management")]
 pub use {apply::apply_with, doctor::doctor_with, management::Management};

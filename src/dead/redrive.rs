@@ -255,7 +255,7 @@ fn prepare(
         routing_key: route.tier.clone(),
         content: Content::Forwarded {
             payload: claimed.payload.clone(),
-            properties: message.follow(&delivered),
+            properties: message.follow(&delivered, None),
         },
     };
     Ok((letter, message.id, route.tier.clone()))

@@ -20,6 +20,9 @@
 //! | header `tierline-crashes` | how often a worker died with it | 0 |
 //! | header `tierline-history` | failed attempts, JSON: `[{"attempt", "at", "kind", "error"}]` | none |
 //! | headers `tierline-redriven-from`, `-by` | the dead letter it was, and who redrove it | none |
+//! | header `tierline-left-out` | the names of headers that had no room when it was sent on, a JSON list | none |
+//! | header `tierline-repaired` | what was wrong with its properties when they came | nothing |
+//! | header `tierline-raw-properties` | those properties as they came, or the first 24 KiB of them, as bytes | |
 //! | any other header of text | the publisher's own | |
 //!
 //! A dead letter is the message as it came, and what became of it:
@@ -33,11 +36,11 @@
 //! | `tierline-causes` | what led to it, a JSON list of texts, the nearest first |
 //! | `tierline-died-at` | when, in milliseconds since 1970 |
 //! | `tierline-worker`, `tierline-worker-version` | who gave it up |
-//! | `tierline-left-out` | the names of headers that had no room beside these, a JSON list |
 //!
 //! The AMQP property `expiration` is never set: it would release delayed messages early. Headers
 //! that the broker adds (`x-…`) are not the publisher's, and are not carried on.
 
+mod carry;
 mod dead;
 mod fields;
 
@@ -48,10 +51,13 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::{Deserialize, Serialize};
 
-use super::{FailedAttempt, FailureKind, Message, Redriven};
+use super::{FailedAttempt, FailureKind, Message, Redriven, Repaired};
 use crate::Error;
 use crate::task::TaskId;
-use dead::{MAX_IN_LIST, MAX_LIST};
+#[cfg(feature = "postgres")]
+pub(crate) use carry::repaired_before;
+use carry::{carried_on, sent_again};
+use dead::{MAX_IN_LIST, json_list, that_fit};
 use fields::{count, cut, insert, long};
 pub(crate) use fields::{integer, milliseconds, number, text, time};
 
@@ -92,9 +98,13 @@ impl Message {
     }
 
     /// The properties of what follows on a delivery: what it came with, with this message's own
-    /// headers in place of the old ones and without what the broker added.
-    pub(crate) fn follow(&self, delivered: &BasicProperties) -> BasicProperties {
-        let mut headers = carried_on(delivered);
+    /// headers in place of the old ones and without what the broker added. What has no room is left out.
+    pub(crate) fn follow(
+        &self,
+        delivered: &BasicProperties,
+        repaired: Option<&Repaired>,
+    ) -> BasicProperties {
+        let mut headers = carried_on(delivered, repaired);
         self.write_own(&mut headers);
         sent_again(delivered, headers)
             .with_priority(self.priority)
@@ -222,72 +232,15 @@ impl Message {
                 .get("tierline-redriven-from")
                 .and_then(text)
                 .map(|from| Redriven {
-                    from,
+                    from: cut(&from, LONGEST).to_owned(),
                     by: headers
                         .get("tierline-redriven-by")
                         .and_then(text)
+                        .map(|by| cut(&by, LONGEST).to_owned())
                         .unwrap_or_default(),
                 }),
         })
     }
-}
-
-/// What a delivery came with, for whoever sends it on: without the headers that the broker added,
-/// which would make it see a cycle, and without those that told of an earlier death.
-pub(crate) fn carried_on(delivered: &BasicProperties) -> FieldTable {
-    let mut headers = FieldTable::default();
-    let given = delivered.headers().as_ref().map(FieldTable::inner);
-    for (name, value) in given.into_iter().flatten() {
-        let is_ours = name.as_str().starts_with(OWN);
-        if !name.as_str().starts_with("x-") && (!is_ours || name.as_str() == "tierline-version") {
-            headers.insert(name.clone(), value.clone());
-        }
-    }
-    headers
-}
-
-fn sent_again(delivered: &BasicProperties, headers: FieldTable) -> BasicProperties {
-    let mut properties = delivered.clone().with_delivery_mode(PERSISTENT);
-    if properties.expiration().is_some() {
-        properties = without_expiration(&properties);
-    }
-    properties.with_headers(headers)
-}
-
-/// lapin's properties have no way to take one away.
-fn without_expiration(properties: &BasicProperties) -> BasicProperties {
-    let mut kept = BasicProperties::default();
-    if let Some(value) = properties.content_type() {
-        kept = kept.with_content_type(value.clone());
-    }
-    if let Some(value) = properties.content_encoding() {
-        kept = kept.with_content_encoding(value.clone());
-    }
-    if let Some(value) = properties.delivery_mode() {
-        kept = kept.with_delivery_mode(*value);
-    }
-    if let Some(value) = properties.priority() {
-        kept = kept.with_priority(*value);
-    }
-    if let Some(value) = properties.correlation_id() {
-        kept = kept.with_correlation_id(value.clone());
-    }
-    if let Some(value) = properties.reply_to() {
-        kept = kept.with_reply_to(value.clone());
-    }
-    if let Some(value) = properties.message_id() {
-        kept = kept.with_message_id(value.clone());
-    }
-    if let Some(value) = properties.timestamp() {
-        kept = kept.with_timestamp(*value);
-    }
-    if let Some(value) = properties.kind() {
-        kept = kept.with_type(value.clone());
-    }
-    if let Some(value) = properties.app_id() {
-        kept = kept.with_app_id(value.clone());
-    }
-    kept
 }
 
 #[derive(Serialize, Deserialize)]
@@ -300,22 +253,15 @@ struct HistoryEntry {
 
 /// The latest attempts, as many as fit.
 fn history_text(history: &[FailedAttempt]) -> AMQPValue {
-    let mut entries: Vec<_> = history
-        .iter()
-        .map(|failed| HistoryEntry {
-            attempt: failed.attempt,
-            at: milliseconds(failed.at),
-            kind: failed.kind.as_str().to_owned(),
-            error: cut(&failed.error, MAX_IN_LIST).to_owned(),
-        })
-        .collect();
-    loop {
-        let text = serde_json::to_string(&entries).unwrap_or_default();
-        if text.len() <= MAX_LIST || entries.is_empty() {
-            return long(&text);
-        }
-        entries.remove(0);
-    }
+    let latest_first = history.iter().rev().map(|failed| HistoryEntry {
+        attempt: failed.attempt,
+        at: milliseconds(failed.at),
+        kind: failed.kind.as_str().to_owned(),
+        error: cut(&failed.error, MAX_IN_LIST).to_owned(),
+    });
+    let mut entries = that_fit(latest_first);
+    entries.reverse();
+    long(&json_list(&entries))
 }
 
 fn history(value: Option<&AMQPValue>) -> Vec<FailedAttempt> {
@@ -459,7 +405,7 @@ mod tests {
                 error: "e".repeat(200),
             })
             .collect();
-        let properties = sent.follow(&delivered);
+        let properties = sent.follow(&delivered, None);
         let headers = properties.headers().as_ref().unwrap().inner();
         assert!(!headers.contains_key("x-death") && !headers.contains_key("tierline-reason"));
         let read = Message::from_wire(&properties, sent.payload.clone(), "normal", UNIX_EPOCH);

@@ -110,7 +110,7 @@ impl Workshop {
             routing_key: package.tier.clone(),
             content: Content::Forwarded {
                 payload: package.payload.clone(),
-                properties: death.properties(&package.properties, message.as_ref()),
+                properties: death.properties(&package.properties, message.as_ref(), None),
             },
         };
         let deadline = Instant::now() + self.settle_limit;
@@ -141,7 +141,7 @@ impl Workshop {
     ) -> Result<Letter, Error> {
         let route = self.topology.route(&message.task);
         let tier = route.map_or(package.tier.as_str(), |route| &route.tier);
-        let mut properties = message.follow(&package.properties);
+        let mut properties = message.follow(&package.properties, None);
         let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
             Some(delayed) => {
                 let priority = self.publisher.bearable_in_quorum(message.priority);

@@ -3,8 +3,7 @@
 //! Methods and content headers are held until they are complete; bodies and heartbeats pass as they
 //! come. What is in order reaches lapin unchanged.
 
-use super::content_header::{is_in_order, make_utf8, rewrite};
-use super::repaired::{Repaired, Repairs};
+use super::content_header::{Rewritten, is_in_order, make_utf8, rewrite};
 
 /// How much is read at once.
 const READ: usize = 128 << 10;
@@ -52,14 +51,30 @@ pub(crate) struct Frames {
     frame_max: u32,
     /// The tag of the last delivery, by channel.
     tags: Vec<u64>,
-    /// The server's first method, until somebody takes it.
-    greeting: Option<Vec<u8>>,
-    repairs: Repairs,
+    notes: Vec<Note>,
+}
+
+/// Something in the frames that others need to know.
+#[derive(Debug)]
+pub(crate) enum Note {
+    /// The server's first method: it says who it is.
+    Greeting(Vec<u8>),
+    /// A channel is open. Its number may have been another one's, and delivery tags begin again.
+    ChannelOpened(u16),
+    /// The properties of a delivery were rewritten.
+    Rewritten {
+        channel: u16,
+        tag: u64,
+        /// The properties as they came: their flags, and what follows.
+        original: Vec<u8>,
+        problem: String,
+        is_unreadable: bool,
+    },
 }
 
 impl Frames {
     /// `frame_max` is what is asked of the broker.
-    pub(crate) fn new(frame_max: u32, repairs: Repairs) -> Self {
+    pub(crate) fn new(frame_max: u32) -> Self {
         Self {
             buffer: Vec::new(),
             begin: 0,
@@ -70,14 +85,13 @@ impl Frames {
             is_foreign: false,
             frame_max,
             tags: Vec::new(),
-            greeting: None,
-            repairs,
+            notes: Vec::new(),
         }
     }
 
-    /// The payload of the server's first method, once.
-    pub(crate) fn take_greeting(&mut self) -> Option<Vec<u8>> {
-        self.greeting.take()
+    /// What was found since the last time.
+    pub(crate) fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
     }
 
     /// Hands out what is checked, as much as fits.
@@ -177,8 +191,8 @@ impl Frames {
             }
             // What the broker returns has no tag, and is ours.
             BASIC_RETURN => self.delivered(channel, 0),
-            CHANNEL_OPEN_OK => self.repairs.forget(channel),
-            CONNECTION_START => self.greeting = Some(payload.to_vec()),
+            CHANNEL_OPEN_OK => self.notes.push(Note::ChannelOpened(channel)),
+            CONNECTION_START => self.notes.push(Note::Greeting(payload.to_vec())),
             CONNECTION_TUNE => {
                 if let Some([a, b, c, d]) = arguments.get(2..6).and_then(|it| it.first_chunk()) {
                     self.tuned(u32::from_be_bytes([*a, *b, *c, *d]));
@@ -217,26 +231,23 @@ impl Frames {
             self.checked = begin + size;
             return;
         }
-        let rewritten = rewrite(payload, longest);
-        tracing::warn!(
+        let Rewritten {
+            payload: rewritten,
+            problem,
+            is_unreadable,
+        } = rewrite(payload, longest);
+        let original = payload.get(BEFORE_PROPERTIES..).unwrap_or_default();
+        self.notes.push(Note::Rewritten {
             channel,
-            problem = rewritten.problem,
-            "a message's properties are not in order"
-        );
-        let tag = self.tags.get(usize::from(channel)).copied().unwrap_or(0);
-        if tag != 0 {
-            let original = payload.get(BEFORE_PROPERTIES..).unwrap_or_default();
-            let repaired = Repaired {
-                problem: rewritten.problem,
-                is_unreadable: rewritten.is_unreadable,
-                original: original.to_vec(),
-            };
-            self.repairs.keep(channel, tag, repaired);
-        }
+            tag: self.tags.get(usize::from(channel)).copied().unwrap_or(0),
+            original: original.to_vec(),
+            problem,
+            is_unreadable,
+        });
         let mut frame = self.buffer[begin..begin + HEAD].to_vec();
-        let length = u32::try_from(rewritten.payload.len()).unwrap_or(u32::MAX);
+        let length = u32::try_from(rewritten.len()).unwrap_or(u32::MAX);
         frame[3..HEAD].copy_from_slice(&length.to_be_bytes());
-        frame.extend(rewritten.payload);
+        frame.extend(rewritten);
         frame.push(END);
         self.checked = begin + frame.len();
         self.filled = self.filled - size + frame.len();

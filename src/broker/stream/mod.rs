@@ -25,8 +25,9 @@ use lapin::protocol::{AMQPClass, connection, parse_class};
 use lapin::types::AMQPValue;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use self::frames::Frames;
-pub(crate) use self::repaired::{Repaired, Repairs};
+use self::frames::{Frames, Note};
+pub(crate) use self::repaired::Repairs;
+use crate::message::Repaired;
 
 /// What is known of a connection while it opens.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +48,32 @@ impl Opening {
         self.is_open.store(true, Ordering::Relaxed);
     }
 
+    fn note(&self, note: Note) {
+        match note {
+            // Only the first one counts.
+            Note::Greeting(greeting) => drop(self.greeting.set(greeting)),
+            Note::ChannelOpened(channel) => self.repairs.forget(channel),
+            Note::Rewritten {
+                channel,
+                tag,
+                original,
+                problem,
+                is_unreadable,
+            } => {
+                tracing::warn!(problem, "the properties of a message are not in order");
+                let repaired = Repaired {
+                    problem,
+                    is_unreadable,
+                    original,
+                };
+                // What the broker returns has no tag, and nobody asks for it.
+                if tag != 0 {
+                    self.repairs.keep(channel, tag, repaired);
+                }
+            }
+        }
+    }
+
     /// The version that the broker reported, if it has reported one.
     pub(super) fn version(&self) -> Option<String> {
         let (_, class) = parse_class(self.greeting.get()?.as_slice()).ok()?;
@@ -64,8 +91,7 @@ impl Opening {
 pub(super) struct Checked {
     inner: Inner,
     frames: Frames,
-    /// Until the greeting is there.
-    opening: Option<Opening>,
+    opening: Opening,
     /// Until the connection is open.
     abandoned: Option<Abandoned>,
 }
@@ -82,12 +108,12 @@ impl Checked {
     pub(super) fn new(inner: Inner, frame_max: u32, opening: Opening) -> Self {
         Self {
             inner,
-            frames: Frames::new(frame_max, opening.repairs.clone()),
+            frames: Frames::new(frame_max),
             abandoned: Some(Abandoned {
                 waiting: Box::pin(opening.abandoned.clone().cancelled_owned()),
                 is_open: Arc::clone(&opening.is_open),
             }),
-            opening: Some(opening),
+            opening,
         }
     }
 
@@ -107,10 +133,8 @@ impl Checked {
                 0 => return Poll::Ready(Ok(0)),
                 length => self.frames.fill(length),
             }
-            if let Some(greeting) = self.frames.take_greeting()
-                && let Some(opening) = self.opening.take()
-            {
-                let _ = opening.greeting.set(greeting);
+            for note in self.frames.take_notes() {
+                self.opening.note(note);
             }
         }
     }

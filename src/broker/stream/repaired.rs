@@ -4,20 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::message::Repaired;
+
 /// How many bytes of originals one connection keeps. Beyond that a message still says what was wrong
 /// with it, and its original is lost.
 const MOST_BYTES: usize = 8 << 20;
-
-/// What was wrong with the properties of a delivery.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Repaired {
-    /// For people.
-    pub(crate) problem: String,
-    /// Whether it cannot be said any more which task the message is.
-    pub(crate) is_unreadable: bool,
-    /// The properties as they came: their flags, and what follows. Empty where there was no room.
-    pub(crate) original: Vec<u8>,
-}
 
 /// What was repaired on one connection and not taken yet, by channel and delivery tag.
 #[derive(Debug, Clone, Default)]

@@ -216,8 +216,18 @@ fn passed(frames: &mut Frames, sent: &[u8], sizes: impl IntoIterator<Item = usiz
     read
 }
 
+/// What a connection knows after these frames.
+fn noted(frames: &mut Frames) -> Opening {
+    let opening = Opening::default();
+    frames
+        .take_notes()
+        .into_iter()
+        .for_each(|note| opening.note(note));
+    opening
+}
+
 fn frames() -> Frames {
-    Frames::new(u32::try_from(LIMIT).unwrap(), Repairs::default())
+    Frames::new(u32::try_from(LIMIT).unwrap())
 }
 
 #[test]
@@ -258,10 +268,10 @@ fn the_original_is_kept_for_its_delivery_and_what_follows_is_untouched() {
     ]
     .concat();
     for size in [1, 7, usize::MAX] {
-        let repairs = Repairs::default();
-        let mut frames = Frames::new(0, repairs.clone());
+        let mut frames = Frames::new(0);
         let read = passed(&mut frames, &sent, std::iter::repeat(size));
         assert!(read.ends_with(&good));
+        let repairs = noted(&mut frames).repairs;
         let repaired = repairs.take(CHANNEL, 9).unwrap();
         assert_eq!(repaired.original, bad[12..]);
         assert!(repaired.is_unreadable);
@@ -280,11 +290,10 @@ fn a_header_frame_above_every_limit_costs_only_its_message() {
         ]
         .concat();
         let sent = [deliver(1, b"critical"), frame(2, &bad), good.clone()].concat();
-        let repairs = Repairs::default();
-        let mut frames = Frames::new(u32::try_from(LIMIT).unwrap(), repairs.clone());
+        let mut frames = frames();
         let read = passed(&mut frames, &sent, std::iter::repeat(70_000));
         assert!(read.ends_with(&good) && read.len() < LIMIT);
-        let repaired = repairs.take(CHANNEL, 1).unwrap();
+        let repaired = noted(&mut frames).repairs.take(CHANNEL, 1).unwrap();
         assert!(repaired.original.len() <= 1 << 20, "{}", repaired.problem);
     }
 }
@@ -307,7 +316,7 @@ fn the_limit_is_the_smaller_one_of_both_sides() {
             (131_072, 131_072, false),
         ])
     {
-        let mut frames = Frames::new(ours, Repairs::default());
+        let mut frames = Frames::new(ours);
         let sent = [tune(theirs), large.clone()].concat();
         let read = passed(&mut frames, &sent, None);
         assert_eq!(read != sent, is_cut, "{ours} and {theirs}");
@@ -337,12 +346,8 @@ fn the_broker_s_version_is_read() {
     let payload = write(Vec::new().into()).unwrap().into_inner().0;
     let mut frames = frames();
     passed(&mut frames, &frame(1, &payload), std::iter::repeat(5));
-    let opening = Opening::default();
-    assert_eq!(opening.version(), None);
-    opening
-        .greeting
-        .set(frames.take_greeting().unwrap())
-        .unwrap();
+    assert_eq!(Opening::default().version(), None);
+    let opening = noted(&mut frames);
     assert_eq!(opening.version().as_deref(), Some("4.3.6"));
 }
 

@@ -3,11 +3,13 @@
 use std::time::UNIX_EPOCH;
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::AMQPValue;
+use serde::Serialize;
 
-use super::fields::{cut, encoded_size, insert, integer, long, milliseconds, text, time};
-use super::{LONGEST, carried_on, sent_again};
-use crate::message::{DeadReason, Death, Failure, FailureKind, Message};
+use super::LONGEST;
+use super::carry::{carried_on, sent_again};
+use super::fields::{cut, insert, integer, long, milliseconds, text, time};
+use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Repaired};
 
 impl Death {
     /// The properties of a delivery as a dead letter: all that it came with, whether it can be read
@@ -16,14 +18,11 @@ impl Death {
         &self,
         delivered: &BasicProperties,
         message: Option<&Message>,
+        repaired: Option<&Repaired>,
     ) -> BasicProperties {
-        let mut headers = carried_on(delivered);
-        let left_out = make_room(&mut headers);
+        let mut headers = carried_on(delivered, repaired);
         if let Some(message) = message {
             message.write_own(&mut headers);
-        }
-        if !left_out.is_empty() {
-            insert(&mut headers, "tierline-left-out", list_text(&left_out));
         }
         let failure = &self.failure;
         insert(&mut headers, "tierline-reason", long(self.reason.as_str()));
@@ -88,50 +87,40 @@ impl Death {
     }
 }
 
-/// The room that the headers of others have in a dead letter, as they are encoded.
-const MAX_CARRIED: usize = 64 << 10;
 /// The room for the message of an error; for a list of texts; and for one text in a list.
 const MAX_ERROR: usize = 8 << 10;
-pub(super) const MAX_LIST: usize = 8 << 10;
+const MAX_LIST: usize = 8 << 10;
 pub(super) const MAX_IN_LIST: usize = 1 << 10;
 
-/// Takes out the largest headers until the rest fits, and names them.
-fn make_room(headers: &mut FieldTable) -> Vec<String> {
-    let mut left_out = Vec::new();
-    let mut sizes: Vec<_> = headers
-        .inner()
-        .iter()
-        .map(|(name, value)| (name.as_str().len() + encoded_size(value), name.clone()))
-        .collect();
-    sizes.sort();
-    let mut total: usize = sizes.iter().map(|(size, _)| size).sum();
-    let mut kept = headers.inner().clone();
-    while total > MAX_CARRIED {
-        let Some((size, name)) = sizes.pop() else {
-            break;
-        };
-        kept.remove(&name);
-        left_out.push(name.to_string());
-        total -= size;
-    }
-    *headers = kept.into();
-    left_out
+/// The first texts, as many as fit, as a JSON list.
+pub(super) fn list_text(texts: &[String]) -> AMQPValue {
+    let texts = texts.iter().map(|text| cut(text, MAX_IN_LIST));
+    long(&json_list(&that_fit(texts)))
 }
 
-/// The first texts, as many as fit.
-fn list_text(texts: &[String]) -> AMQPValue {
-    let mut texts: Vec<_> = texts.iter().map(|text| cut(text, MAX_IN_LIST)).collect();
-    loop {
-        let text = serde_json::to_string(&texts).unwrap_or_default();
-        if text.len() <= MAX_LIST || texts.is_empty() {
-            return long(&text);
-        }
-        texts.pop();
-    }
+/// The first items as JSON, as many as fit into a list.
+pub(super) fn that_fit(items: impl Iterator<Item = impl Serialize>) -> Vec<String> {
+    let mut room = MAX_LIST - "[]".len();
+    items
+        .map(|item| serde_json::to_string(&item).unwrap_or_default())
+        .take_while(|item| {
+            let size = item.len() + ",".len();
+            let fits = size <= room;
+            room = room.saturating_sub(size);
+            fits
+        })
+        .collect()
+}
+
+pub(super) fn json_list(items: &[String]) -> String {
+    format!("[{}]", items.join(","))
 }
 
 #[cfg(test)]
 mod tests {
+    use lapin::types::FieldTable;
+
+    use super::super::fields::encoded_size;
     use super::*;
 
     #[test]
@@ -156,7 +145,7 @@ mod tests {
             worker: "host:1".to_owned(),
             version: "1.2".to_owned(),
         };
-        let properties = death.properties(&delivered, None);
+        let properties = death.properties(&delivered, None, None);
         assert!(properties.expiration().is_none());
         assert!(properties.correlation_id().is_some());
         let headers = properties.headers().as_ref().unwrap().inner();
@@ -184,7 +173,7 @@ mod tests {
             worker: String::new(),
             version: String::new(),
         };
-        let properties = death.properties(&delivered, None);
+        let properties = death.properties(&delivered, None, None);
         let headers = properties.headers().as_ref().unwrap().inner();
         assert!(headers.contains_key("small") && !headers.contains_key("large"));
         assert_eq!(text(&headers["tierline-left-out"]).unwrap(), r#"["large"]"#);

@@ -3,25 +3,32 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 
-/// The bytes that a value takes in a frame, or a few more.
+/// The bytes that a value takes in a frame, its type included.
 pub(super) fn encoded_size(value: &AMQPValue) -> usize {
-    const OVERHEAD: usize = 16;
-    OVERHEAD
-        + match value {
-            AMQPValue::LongString(text) => text.as_bytes().len(),
-            AMQPValue::ShortString(text) => text.as_str().len(),
-            AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
-            AMQPValue::FieldArray(values) => values.as_slice().iter().map(encoded_size).sum(),
-            AMQPValue::FieldTable(table) => {
-                let entries = table.inner().iter();
-                entries
-                    .map(|(name, value)| name.as_str().len() + encoded_size(value))
-                    .sum()
-            }
-            _ => 0,
+    const LENGTH: usize = 4;
+    1 + match value {
+        AMQPValue::Void => 0,
+        AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
+        AMQPValue::ShortInt(_) | AMQPValue::ShortUInt(_) => 2,
+        AMQPValue::LongInt(_) | AMQPValue::LongUInt(_) | AMQPValue::Float(_) => 4,
+        AMQPValue::DecimalValue(_) => 5,
+        AMQPValue::LongLongInt(_) | AMQPValue::Double(_) | AMQPValue::Timestamp(_) => 8,
+        AMQPValue::ShortString(text) => 1 + text.as_str().len(),
+        AMQPValue::LongString(text) => LENGTH + text.as_bytes().len(),
+        AMQPValue::ByteArray(bytes) => LENGTH + bytes.as_slice().len(),
+        AMQPValue::FieldArray(values) => {
+            LENGTH + values.as_slice().iter().map(encoded_size).sum::<usize>()
         }
+        AMQPValue::FieldTable(table) => {
+            let entries = table.inner().iter();
+            let size = |(name, value): (&ShortString, &AMQPValue)| {
+                1 + name.as_str().len() + encoded_size(value)
+            };
+            LENGTH + entries.map(size).sum::<usize>()
+        }
+    }
 }
 
 /// The beginning of a text, of at most so many bytes.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::fingerprint::{fingerprint, hex};
 use super::{Reason, properties};
-use crate::message::{Death, FailedAttempt, Message, wire};
+use crate::message::{Death, FailedAttempt, Message, Repaired, wire};
 use crate::topology::Topology;
 
 /// The tier of what found no tier. No tier of a map may have this name.
@@ -64,6 +64,8 @@ pub(super) struct Entry {
     pub(super) payload_json: Option<String>,
     pub(super) properties: Vec<u8>,
     pub(super) headers: Option<String>,
+    /// The properties as they came, where they had to be repaired to be read.
+    pub(super) raw_properties: Option<Vec<u8>>,
     pub(super) redriven_from: Option<i64>,
 }
 
@@ -143,9 +145,23 @@ impl Entry {
             payload,
             properties: properties::encode(delivered),
             headers: Some(json_text(&json!(shown_headers(table)))),
+            raw_properties: None,
             redriven_from: message
                 .and_then(|message| message.redriven)
                 .and_then(|redriven| redriven.from.parse().ok()),
+        }
+    }
+
+    /// Adds what was wrong with the properties, when they were collected or when a worker read them.
+    pub(super) fn repaired(&mut self, delivered: &BasicProperties, repaired: Option<&Repaired>) {
+        let Some((problem, original)) = wire::repaired_before(delivered, repaired) else {
+            return;
+        };
+        self.raw_properties = (!original.is_empty()).then_some(original);
+        let error = self.error.get_or_insert_default();
+        if !error.contains(&problem) {
+            let problem = readable(&problem);
+            error.push_str(&format!("; its properties are not in order: {problem}"));
         }
     }
 

@@ -88,6 +88,10 @@ pub struct DeadLetter {
     /// The payload in base 16, where `payload_json` does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_hex: Option<String>,
+    /// The AMQP properties as they came, where they had to be repaired before anybody could read them:
+    /// their flags, and what follows. In base 16 when serialized. The error says what was wrong.
+    #[serde(serialize_with = "in_base_16", skip_serializing_if = "Option::is_none")]
+    pub raw_properties: Option<Vec<u8>>,
     /// Who did what when.
     pub actions: Vec<Action>,
 }
@@ -161,7 +165,7 @@ impl Summary {
 /// The columns of a [`DeadLetter`]; JSON is read as text.
 pub(super) const DETAILS: &str = "causes::text AS causes, history::text AS history, worker, \
      worker_version, collected_at, outcome_at, payload, payload_json::text AS payload_json, \
-     headers::text AS headers, actions::text AS actions, \
+     raw_properties, headers::text AS headers, actions::text AS actions, \
      ARRAY(SELECT again.id FROM tierline.dead_letters AS again WHERE again.app = letter.app \
         AND again.identity = letter.identity AND again.life > letter.life ORDER BY again.life) \
         AS died_again_as";
@@ -188,7 +192,15 @@ impl DeadLetter {
             payload_hex: payload_json.is_none().then(|| hex(&payload)),
             payload_json,
             payload,
+            raw_properties: row.try_get("raw_properties")?,
             actions: serde_json::from_str(&json("actions")?).unwrap_or_default(),
         })
     }
+}
+
+fn in_base_16<S: serde::Serializer>(
+    bytes: &Option<Vec<u8>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    bytes.as_deref().map(hex).serialize(serializer)
 }

@@ -102,17 +102,18 @@ async fn insert(database: &Database, app: &str, entries: &[Entry]) -> Result<u64
 const INSERT: &str = "\
     INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
         error_kind, error_type, causes, attempts, history, enqueued_at, died_at, worker, \
-        worker_version, fingerprint, payload, payload_json, properties, headers, redriven_from) \
+        worker_version, fingerprint, payload, payload_json, properties, headers, redriven_from, \
+        raw_properties) \
     SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
         causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, worker_version, \
-        fingerprint, payload, payload_json::jsonb, properties, headers::jsonb, redriven_from \
+        fingerprint, payload, payload_json::jsonb, properties, headers::jsonb, redriven_from, raw_properties \
     FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
         $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], $14::timestamptz[], \
         $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::text[], \
-        $21::bytea[], $22::text[], $23::bigint[]) \
+        $21::bytea[], $22::text[], $23::bigint[], $24::bytea[]) \
         AS entry (identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
             causes, attempts, history, enqueued_at, died_at, worker, worker_version, fingerprint, \
-            payload, payload_json, properties, headers, redriven_from) \
+            payload, payload_json, properties, headers, redriven_from, raw_properties) \
     ON CONFLICT (app, identity, life) DO NOTHING";
 
 async fn insert_rows(
@@ -147,6 +148,7 @@ async fn insert_rows(
         .bind(column(entries, |entry| entry.properties.as_slice()))
         .bind(column(entries, |entry| entry.headers.as_deref()))
         .bind(column(entries, |entry| entry.redriven_from))
+        .bind(column(entries, |entry| entry.raw_properties.as_deref()))
         .execute(connection)
         .await?;
     Ok(inserted.rows_affected())

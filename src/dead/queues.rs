@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::entry::{Entry, Source};
 use crate::Error;
 use crate::broker::Connection;
+use crate::message::Repaired;
 use crate::topology::Topology;
 
 /// How much memory a batch may take, about.
@@ -43,6 +44,8 @@ pub(super) struct Item {
     queue: usize,
     subscription: u64,
     delivery: Option<Delivery>,
+    /// What was wrong with its properties.
+    repaired: Option<Repaired>,
 }
 
 type Feed = Pin<Box<dyn futures_util::Stream<Item = Item> + Send>>;
@@ -79,14 +82,19 @@ impl Queues {
             };
             let number = self.next;
             self.next += 1;
-            self.subscriptions[queue] = Some(Subscription { number, channel });
-            let item = move |delivery| Item {
+            let (repairs, channel_id) = (connection.repairs().clone(), channel.id());
+            let item = move |delivery: Option<Delivery>| Item {
                 queue,
                 subscription: number,
+                repaired: delivery
+                    .as_ref()
+                    .and_then(|delivery| repairs.take(channel_id, delivery.delivery_tag)),
                 delivery,
             };
+            self.subscriptions[queue] = Some(Subscription { number, channel });
             // A queue that is deleted ends its consumer without an error.
-            let end = futures_util::stream::once(async move { item(None) });
+            let end = item.clone();
+            let end = futures_util::stream::once(async move { end(None) });
             let deliveries = consumer.map(move |delivery| item(delivery.ok()));
             self.deliveries.push(Box::pin(deliveries.chain(end)));
         }
@@ -135,7 +143,9 @@ impl Queues {
             };
             let (properties, payload) = (&delivery.properties, delivery.data);
             let source = &self.sources[queue];
-            entries.push(Entry::new(topology, source, properties, payload, now));
+            let mut entry = Entry::new(topology, source, properties, payload, now);
+            entry.repaired(properties, item.repaired.as_ref());
+            entries.push(entry);
             last[queue] = Some(delivery.delivery_tag);
         }
         (entries, last)

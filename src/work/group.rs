@@ -319,7 +319,8 @@ impl Group {
         while let Some(subscription) = &mut state.subscription
             && let Poll::Ready(delivery) = subscription.poll(cx)
         {
-            if let Received::Adopted { key, tag } = state.receive(delivery?) {
+            let (delivery, repaired) = delivery?;
+            if let Received::Adopted { key, tag } = state.receive(delivery, repaired) {
                 for running in self.running.values_mut() {
                     if running.tier == tier && running.key == key {
                         running.generation = state.generation;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Workshop;
 use crate::Error;
-use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message};
+use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message, Repaired};
 use crate::publish::{Content, Letter};
 use crate::task::TaskId;
 use crate::topology::delay;
@@ -20,6 +20,8 @@ pub(super) struct Package {
     pub(super) tier: String,
     pub(super) properties: BasicProperties,
     pub(super) payload: Vec<u8>,
+    /// What was wrong with its properties.
+    pub(super) repaired: Option<Repaired>,
 }
 
 impl Package {
@@ -28,6 +30,14 @@ impl Package {
     /// # Errors
     /// Why it cannot be read, for its dead letter.
     pub(super) fn open(&self, now: SystemTime) -> Result<Message, String> {
+        if let Some(repaired) = &self.repaired
+            && repaired.is_unreadable
+        {
+            return Err(format!(
+                "its properties are not in order: {}",
+                repaired.problem
+            ));
+        }
         Message::from_wire(&self.properties, self.payload.clone(), &self.tier, now)
     }
 }
@@ -110,7 +120,11 @@ impl Workshop {
             routing_key: package.tier.clone(),
             content: Content::Forwarded {
                 payload: package.payload.clone(),
-                properties: death.properties(&package.properties, message.as_ref(), None),
+                properties: death.properties(
+                    &package.properties,
+                    message.as_ref(),
+                    package.repaired.as_ref(),
+                ),
             },
         };
         let deadline = Instant::now() + self.settle_limit;
@@ -141,7 +155,7 @@ impl Workshop {
     ) -> Result<Letter, Error> {
         let route = self.topology.route(&message.task);
         let tier = route.map_or(package.tier.as_str(), |route| &route.tier);
-        let mut properties = message.follow(&package.properties, None);
+        let mut properties = message.follow(&package.properties, package.repaired.as_ref());
         let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
             Some(delayed) => {
                 let priority = self.publisher.bearable_in_quorum(message.priority);

@@ -20,7 +20,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::acks::Acks;
 use crate::Error;
-use crate::broker::Connection;
+use crate::broker::{Connection, Repairs};
+use crate::message::Repaired;
 
 /// How long it may take to begin to consume.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -32,6 +33,7 @@ pub(super) struct Subscription {
     consumer: Consumer,
     queue: String,
     acks: Acks,
+    repairs: Repairs,
     /// Whether no more deliveries are wanted.
     is_cancelled: bool,
 }
@@ -87,6 +89,7 @@ impl Subscription {
                 consumer,
                 queue,
                 acks: Acks::default(),
+                repairs: connection.repairs().clone(),
                 is_cancelled: false,
             }),
             Ok(Err(error)) if is_not_found(&error) => Err(NoSubscription::NoQueue),
@@ -101,12 +104,17 @@ impl Subscription {
         }
     }
 
-    /// The next delivery, or why there will be no more.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, String>> {
+    /// The next delivery, with what was wrong with its properties, or why there will be no more.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(Delivery, Option<Repaired>), String>> {
         match Pin::new(&mut self.consumer).poll_next(cx) {
             Poll::Ready(Some(Ok(delivery))) => {
-                self.acks.delivered(delivery.delivery_tag);
-                Poll::Ready(Ok(delivery))
+                let tag = delivery.delivery_tag;
+                self.acks.delivered(tag);
+                let repaired = self.repairs.take(self.channel.id(), tag);
+                Poll::Ready(Ok((delivery, repaired)))
             }
             // The channel goes on: what is running is still to be acknowledged.
             Poll::Ready(_) if self.is_cancelled => Poll::Pending,

@@ -12,7 +12,7 @@ use super::memory::{Judgement, Key, Memory};
 use super::order::Supply;
 use super::settle::Package;
 use super::subscription::{Answer, Question, Subscription};
-use crate::message::wire;
+use crate::message::{Repaired, wire};
 
 /// How long a tier must be quiet before the broker is asked whether it has more.
 const QUIET: Duration = Duration::from_millis(3);
@@ -113,7 +113,7 @@ impl Tier {
     }
 
     /// Takes in a delivery.
-    pub(super) fn receive(&mut self, delivery: Delivery) -> Received {
+    pub(super) fn receive(&mut self, delivery: Delivery, repaired: Option<Repaired>) -> Received {
         self.outlook.moved();
         let Delivery {
             delivery_tag: tag,
@@ -142,6 +142,7 @@ impl Tier {
                 tier: self.name.clone(),
                 properties,
                 payload: data,
+                repaired,
             }),
             arrived: Instant::now(),
         });

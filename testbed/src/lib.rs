@@ -31,7 +31,9 @@ pub use process::Foreground;
 pub use provide::programs;
 pub use proxy::{Network, Proxy};
 pub use python::Python;
-pub use rabbitmq::{Broker, Cluster, Node, Plugins, QueueInfo, Release, Vhost, WHICH, depth};
+pub use rabbitmq::{
+    Broker, Cluster, Node, Plugins, QueueInfo, RawProducer, Release, Vhost, WHICH, depth,
+};
 pub use servers::Servers;
 pub use shared::{
     AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, database, management_url,

@@ -105,11 +105,13 @@ impl Frames {
     /// Room for what is read next; never empty. Everything checked must be handed out before.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         let held = self.begin..self.filled;
-        if held.is_empty() && self.buffer.len() != READ {
-            self.buffer = vec![0; READ];
-        }
-        self.buffer.copy_within(held.clone(), 0);
         (self.begin, self.checked, self.filled) = (0, 0, held.len());
+        if held.is_empty() && self.buffer.len() != READ {
+            // It was made longer for a large frame.
+            self.buffer = vec![0; READ];
+        } else {
+            self.buffer.copy_within(held.clone(), 0);
+        }
         if self.buffer.len() < held.len() + READ / 2 {
             self.buffer.resize(held.len() + READ, 0);
         }

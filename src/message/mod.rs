@@ -1,12 +1,14 @@
 //! The envelope: what travels with a payload.
 
 mod death;
+mod repaired;
 pub mod wire;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 pub use death::{DeadReason, Death, FailedAttempt, Failure, FailureKind};
+pub(crate) use repaired::Repaired;
 
 use crate::task::{PublishRequest, TaskId};
 
@@ -69,17 +71,6 @@ pub struct Redriven {
     pub from: String,
     /// Who redrove it.
     pub by: String,
-}
-
-/// What was wrong with the properties of a delivery, which were rewritten before anybody read them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Repaired {
-    /// For people.
-    pub(crate) problem: String,
-    /// Whether it cannot be said any more which task the message is.
-    pub(crate) is_unreadable: bool,
-    /// The properties as they came: their flags, and what follows. Empty where there was no room.
-    pub(crate) original: Vec<u8>,
 }
 
 impl Message {

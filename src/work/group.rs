@@ -14,17 +14,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, Sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::hands::Hands;
 use super::gate::{ALONE_FROM, Claim, Pass};
 use super::job::{self, End, JobId, Kind, News};
 use super::memory::Key;
 use super::order::{Order, Supply, Turn};
-use super::repair::{AFTER_A_LOSS, Repair};
+use super::repair::Repair;
 use super::settle::Package;
 use super::tier::{Held, Received, Tier};
 use super::{Phase, Workshop};
+use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::message::Message;
 use crate::observe::{Event, Purpose};
@@ -59,6 +60,9 @@ pub(super) struct Group {
     is_draining: bool,
     /// Which of the broker's addresses is tried next.
     next_url: usize,
+    /// The pauses between connections, made or not. It outlives them: one that is made and lost again
+    /// at once must not be made again at once.
+    backoff: Backoff,
     /// Used again in every turn.
     supplies: Vec<Supply>,
 }
@@ -119,6 +123,7 @@ impl Group {
             wake_at: None,
             is_draining: false,
             next_url: 0,
+            backoff: Backoff::new(),
             shop,
         }
     }
@@ -127,6 +132,7 @@ impl Group {
     pub(super) async fn run(mut self) {
         while let Some(connection) = self.connect().await {
             let connection = Arc::new(connection);
+            let connected_at = Instant::now();
             self.subscribe(&connection).await;
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
@@ -143,6 +149,10 @@ impl Group {
                         self.lose(tier);
                     }
                     self.hands.leave();
+                    let pause = self.backoff.next_after(connected_at.elapsed());
+                    if self.unless_left(sleep(pause)).await.is_none() {
+                        return;
+                    }
                 }
                 Exit::Finished => {
                     let _ = timeout(CLOSE_LIMIT, self.close(connection)).await;
@@ -171,7 +181,8 @@ impl Group {
                     }
                     self.interrupted(tier, &cause);
                     if !self.is_draining {
-                        self.repairs[tier] = Some(self.repair(tier, connection, AFTER_A_LOSS));
+                        let after = self.tiers[tier].pause_after_loss();
+                        self.repairs[tier] = Some(self.repair(tier, connection, after));
                     }
                 }
                 self.poll_repair(tier, cx);

@@ -10,8 +10,10 @@ use tokio::time::Instant;
 
 use super::memory::{Judgement, Key, Memory};
 use super::order::Supply;
+use super::repair::AFTER_A_LOSS;
 use super::settle::Package;
 use super::subscription::{Answer, Question, Subscription};
+use crate::backoff::Backoff;
 use crate::message::wire;
 
 /// How long a tier must be quiet before the broker is asked whether it has more.
@@ -38,6 +40,9 @@ pub(super) struct Tier {
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
+    subscribed_at: Instant,
+    /// The pauses after channels that were lost.
+    backoff: Backoff,
 }
 
 /// A message in hand that has not begun.
@@ -100,6 +105,8 @@ impl Tier {
                 next_look: Instant::now(),
             },
             gathering_since: None,
+            subscribed_at: Instant::now(),
+            backoff: Backoff::new(),
         }
     }
 
@@ -107,6 +114,7 @@ impl Tier {
     pub(super) fn subscribed(&mut self, subscription: Subscription) {
         self.generation += 1;
         self.subscription = Some(subscription);
+        self.subscribed_at = Instant::now();
         // What waits in the queue is not known yet.
         self.outlook.expects_more = true;
         self.outlook.moved();
@@ -329,6 +337,12 @@ impl Tier {
         self.gathering_since = None;
     }
 
+    /// How long to wait before the channel that is lost is made again.
+    pub(super) fn pause_after_loss(&mut self) -> Duration {
+        let pause = self.backoff.next_after(self.subscribed_at.elapsed());
+        pause.max(AFTER_A_LOSS)
+    }
+
     /// The channel, if it is the one of this generation: a tag means nothing on another.
     fn current(&mut self, generation: u64) -> Option<&mut Subscription> {
         self.subscription
@@ -364,5 +378,20 @@ impl std::fmt::Debug for Outlook {
         out.debug_struct("Outlook")
             .field("expects_more", &self.expects_more)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_that_is_lost_again_and_again_is_made_ever_more_seldom() {
+        let mut tier = Tier::new("normal".to_owned(), "hotel.normal".to_owned(), 8);
+        assert_eq!(tier.pause_after_loss(), AFTER_A_LOSS);
+        let _pauses: Vec<_> = (0..4).map(|_| tier.pause_after_loss()).collect();
+        assert!(tier.pause_after_loss() >= Duration::from_millis(500));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(tier.pause_after_loss(), AFTER_A_LOSS);
     }
 }

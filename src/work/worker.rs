@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -270,13 +270,15 @@ impl Pools {
 /// Serves a group until the shutdown is over. Should it fail, which only a mistake of ours could
 /// cause, it begins anew: the broker takes back what it had in hand.
 async fn serve(shop: Arc<Workshop>, group: topology::Group, phase: watch::Receiver<Phase>) {
+    let mut backoff = Backoff::new();
     loop {
+        let begin = Instant::now();
         let serving = Group::new(shop.clone(), &group, phase.clone()).run();
         match AssertUnwindSafe(serving).catch_unwind().await {
             Ok(()) => return,
             Err(_) => tracing::error!(group = group.name, "a group failed, it begins anew"),
         }
-        Backoff::new().pause().await;
+        backoff.pause_after(begin.elapsed()).await;
     }
 }
 

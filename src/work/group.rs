@@ -5,6 +5,7 @@
 
 mod channels;
 mod hands;
+mod jobs;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -17,13 +18,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::hands::Hands;
-use super::gate::{ALONE_FROM, Claim, Pass};
-use super::job::{self, End, JobId, Kind, News};
-use super::memory::Key;
+use self::jobs::{Running, adopt};
+use super::gate::{ALONE_FROM, Claim};
+use super::job::{self, JobId, Kind, News};
 use super::order::{Order, Supply, Turn};
 use super::repair::Repair;
-use super::settle::Package;
-use super::tier::{Held, Received, Tier};
+use super::tier::{Held, Tier};
 use super::{Phase, Workshop};
 use crate::backoff::Backoff;
 use crate::broker::Connection;
@@ -65,17 +65,6 @@ pub(super) struct Group {
     backoff: Backoff,
     /// Used again in every turn.
     supplies: Vec<Supply>,
-}
-
-/// A job in a slot. The delivery that it settles may change, if its channel is lost.
-struct Running {
-    tier: usize,
-    generation: u64,
-    tag: u64,
-    key: Key,
-    package: Arc<Package>,
-    /// The right to run; none where no handler runs.
-    _pass: Option<Pass>,
 }
 
 /// Why a group's turns ended.
@@ -276,53 +265,6 @@ impl Group {
         is_any
     }
 
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Ended(job, end) => self.ended(job, end),
-            News::Hung(job, since) => self.hung(job, since),
-        }
-    }
-
-    fn ended(&mut self, job: JobId, end: End) {
-        // A hung job that ends after all is not known any more.
-        let Some(running) = self.running.remove(&job) else {
-            return;
-        };
-        let tier = &mut self.tiers[running.tier];
-        match end {
-            End::Completed => {
-                tier.memory.ended(running.key);
-                tier.finished(running.generation, running.tag);
-            }
-            End::Succeeded => {
-                tier.memory.succeeded(running.key);
-                tier.finished(running.generation, running.tag);
-            }
-            End::Back => {
-                tier.memory.succeeded(running.key);
-                tier.give_back(running.generation, running.tag, running.key);
-            }
-            End::StillSuspect => {
-                tier.memory.succeeded(running.key);
-                tier.refuse(running.generation, running.tag);
-            }
-        }
-    }
-
-    /// A job cannot be stopped: its slot goes on without it, and its message is buried by another.
-    fn hung(&mut self, job: JobId, since: Duration) {
-        let Some(running) = self.running.remove(&job) else {
-            return;
-        };
-        self.begin(
-            Running {
-                _pass: None,
-                ..running
-            },
-            Kind::Hung(since),
-        );
-    }
-
     fn take_deliveries(&mut self, tier: usize, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(state) = self.tiers.get_mut(tier) else {
             return Ok(());
@@ -330,14 +272,10 @@ impl Group {
         while let Some(subscription) = &mut state.subscription
             && let Poll::Ready(delivery) = subscription.poll(cx)
         {
-            if let Received::Adopted { key, tag } = state.receive(delivery?) {
-                for running in self.running.values_mut() {
-                    if running.tier == tier && running.key == key {
-                        running.generation = state.generation;
-                        running.tag = tag;
-                    }
-                }
-            }
+            let (running, generation) = (&mut self.running, state.generation);
+            state.receive(delivery?, |key, tag| {
+                adopt(running, tier, generation, (key, tag))
+            });
         }
         state.looked();
         if self.is_draining || self.hands.must_be_empty() {
@@ -415,26 +353,6 @@ impl Group {
                 false
             }
         }
-    }
-
-    fn start(&mut self, tier: usize, held: Held, kind: Kind, pass: Option<Pass>) {
-        let running = Running {
-            tier,
-            generation: self.tiers[tier].generation,
-            tag: held.tag,
-            key: held.key,
-            package: held.package,
-            _pass: pass,
-        };
-        self.begin(running, kind);
-    }
-
-    fn begin(&mut self, running: Running, kind: Kind) {
-        let job = self.next_job;
-        self.next_job += 1;
-        let (shop, package) = (self.shop.clone(), running.package.clone());
-        job::start(shop, package, job, kind, self.sender.clone());
-        self.running.insert(job, running);
     }
 
     /// How long a message may wait in hand.

@@ -1,12 +1,14 @@
 //! What follows on a message: its next attempt, its dead letter, its copy. All of it is confirmed by
 //! the broker before the message itself is acknowledged.
 
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
 use tokio::time::Instant;
 
 use super::Workshop;
+use super::identity::{self, Key};
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message};
 use crate::publish::{Content, Letter};
@@ -20,15 +22,46 @@ pub(super) struct Package {
     pub(super) tier: String,
     pub(super) properties: BasicProperties,
     pub(super) payload: Vec<u8>,
+    key: OnceLock<Option<Key>>,
+    /// The identifier of a message that came without one.
+    drawn_id: OnceLock<TaskId>,
 }
 
 impl Package {
-    /// The message inside.
+    pub(super) fn new(tier: String, properties: BasicProperties, payload: Vec<u8>) -> Self {
+        Self {
+            tier,
+            properties,
+            payload,
+            key: OnceLock::new(),
+            drawn_id: OnceLock::new(),
+        }
+    }
+
+    /// By what the message is known again; `None` where it has no id. All of the payload is read for
+    /// it, once.
+    pub(super) fn key(&self) -> Option<Key> {
+        *self
+            .key
+            .get_or_init(|| Key::of(&self.properties, &self.payload))
+    }
+
+    /// Whether the message has an id, without which nothing tells it from others.
+    pub(super) fn has_id(&self) -> bool {
+        identity::id(&self.properties).is_some()
+    }
+
+    /// The message inside. Opened again, it has the same id.
     ///
     /// # Errors
     /// Why it cannot be read, for its dead letter.
     pub(super) fn open(&self, now: SystemTime) -> Result<Message, String> {
-        Message::from_wire(&self.properties, self.payload.clone(), &self.tier, now)
+        let payload = self.payload.clone();
+        let mut message = Message::from_wire(&self.properties, payload, &self.tier, now)?;
+        if !self.has_id() {
+            message.id = self.drawn_id.get_or_init(|| message.id.clone()).clone();
+        }
+        Ok(message)
     }
 }
 
@@ -105,12 +138,17 @@ impl Workshop {
             worker: self.worker.clone(),
             version: self.version.clone(),
         };
+        let mut properties = death.properties(&package.properties, message.as_ref());
+        if message.is_some() {
+            // One that was drawn is in logs and events already.
+            properties = properties.with_message_id(id.as_str().into());
+        }
         let letter = Letter {
             exchange: self.topology.names().dead_letter_exchange(&package.tier),
             routing_key: package.tier.clone(),
             content: Content::Forwarded {
                 payload: package.payload.clone(),
-                properties: death.properties(&package.properties, message.as_ref()),
+                properties,
             },
         };
         let deadline = Instant::now() + self.settle_limit;
@@ -173,6 +211,5 @@ fn remember(mut message: Message, failure: &Failure) -> Message {
 
 /// The identifier that a message came with, if any, for messages about it.
 pub(super) fn given_id(properties: &BasicProperties) -> TaskId {
-    let id = properties.message_id().as_ref();
-    TaskId::from(id.map_or("without an id", |id| id.as_str()))
+    TaskId::from(identity::id(properties).unwrap_or("without an id"))
 }

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use tierline::observe::{Event, Purpose};
 use tierline::{Registry, Tierline, Topology};
-use tierline_testbed::{Proxy, Vhost, vhost};
+use tierline_testbed::{Proxy, vhost};
 use tokio::sync::mpsc;
+
+use crate::behind_a_proxy;
 
 const MAP: &str = r#"
     app = "yard"
@@ -66,13 +68,4 @@ async fn connections_that_are_made_and_lost_again_back_off_like_those_that_canno
         let took = times[CONNECTIONS - 1] - times[0];
         assert!(took >= SHORTEST, "{CONNECTIONS} connections in {took:?}");
     }
-}
-
-/// The way to a virtual host through a proxy.
-async fn behind_a_proxy(vhost: &Vhost) -> (String, Proxy) {
-    let url = vhost.amqp_url();
-    let (server, path) = url.rsplit_once('/').unwrap();
-    let (host, port) = server.rsplit_once(':').unwrap();
-    let proxy = Proxy::start(port.parse().unwrap()).await.unwrap();
-    (format!("{host}:{}/{path}", proxy.port()), proxy)
 }

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::Group;
+use super::jobs::Running;
 use crate::broker::Connection;
 use crate::observe::{Event, Purpose};
 use crate::work::Phase;
@@ -173,14 +174,16 @@ impl Group {
 
     pub(super) fn lose(&mut self, tier: usize) {
         self.repairs[tier] = None;
-        let of_tier = self.running.values().filter(|job| job.tier == tier);
-        let keys: Vec<_> = of_tier.map(|job| job.key).collect();
         let waiting = self.alone.take_if(|(waiting, ..)| *waiting == tier);
         let state = &mut self.tiers[tier];
         if let Some((_, held, _)) = waiting {
             state.buffer.push_back(held);
         }
-        state.lost(keys.into_iter());
+        let generation = state.generation;
+        let came_on_it = |job: &&Running| job.tier == tier && job.generation == generation;
+        let running = self.running.values().filter(came_on_it);
+        let without_id = running.filter(|job| !job.package.has_id()).count();
+        state.lost(without_id);
     }
 
     /// Says goodbye, after the last acknowledgements.

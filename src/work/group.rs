@@ -58,6 +58,8 @@ pub(super) struct Group {
     /// When to look again although nothing happens.
     wake_at: Option<Instant>,
     is_draining: bool,
+    /// The connection, while there is one.
+    connection: Option<Arc<Connection>>,
     /// Which of the broker's addresses is tried next.
     next_url: usize,
     /// The pauses between connections, made or not. It outlives them: one that is made and lost again
@@ -111,6 +113,7 @@ impl Group {
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
+            connection: None,
             next_url: 0,
             backoff: Backoff::new(),
             shop,
@@ -121,11 +124,13 @@ impl Group {
     pub(super) async fn run(mut self) {
         while let Some(connection) = self.connect().await {
             let connection = Arc::new(connection);
+            self.connection = Some(connection.clone());
             let connected_at = Instant::now();
             self.subscribe(&connection).await;
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
                 Exit::Lost(cause) => {
+                    self.connection = None;
                     // A node that is frozen takes connections and says nothing: another comes first.
                     self.next_url += 1;
                     tracing::warn!(group = self.name, cause, "the connection is lost");
@@ -144,6 +149,9 @@ impl Group {
                     }
                 }
                 Exit::Finished => {
+                    self.connection = None;
+                    // What still runs was waited for long enough, and goes back to the broker.
+                    self.abort_all();
                     let _ = timeout(CLOSE_LIMIT, self.close(connection)).await;
                     return;
                 }

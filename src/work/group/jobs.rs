@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Group;
@@ -12,6 +15,10 @@ use crate::work::identity::Key;
 use crate::work::job::{self, End, JobId, Kind, News};
 use crate::work::settle::Package;
 use crate::work::tier::Held;
+
+/// How long handlers may take to be dropped before their messages go back to the broker. One that does
+/// not yield cannot be dropped.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 /// A job in a slot. The delivery that it settles changes where its channel is lost and the message
 /// comes again.
@@ -23,7 +30,7 @@ pub(super) struct Running {
     /// The right to run; none where no handler runs.
     _pass: Option<Pass>,
     /// The job itself, which is dropped with this.
-    _job: AbortOnDropHandle<()>,
+    job: AbortOnDropHandle<()>,
 }
 
 impl Group {
@@ -49,7 +56,7 @@ impl Group {
             tag,
             package,
             _pass: pass,
-            _job: job,
+            job,
         };
         self.running.insert(id, running);
     }
@@ -86,6 +93,13 @@ impl Group {
         let package = running.package.clone();
         self.begin(delivery, package, Kind::Hung(since), None);
     }
+
+    /// Drops what runs, at its next `await`.
+    pub(super) fn abort_all(&self) {
+        self.running
+            .values()
+            .for_each(|running| running.job.abort());
+    }
 }
 
 /// Gives a delivery, of this generation, to a job of the tier that was begun on an earlier channel and
@@ -106,4 +120,26 @@ pub(super) fn adopt(
         return true;
     }
     false
+}
+
+impl Drop for Group {
+    /// Drops all handlers, and only then the channels: the messages must not be run by somebody else
+    /// before.
+    fn drop(&mut self) {
+        let running = std::mem::take(&mut self.running);
+        let runtime = Handle::try_current();
+        let (false, Ok(runtime)) = (running.is_empty(), runtime) else {
+            return;
+        };
+        let channels = (std::mem::take(&mut self.tiers), self.connection.take());
+        runtime.spawn(async move {
+            let ending = running.into_values().map(|running| {
+                running.job.abort();
+                // With its right to run, which others wait for.
+                async move { drop((running.job.await, running._pass)) }
+            });
+            let _ = timeout(DROP_LIMIT, join_all(ending)).await;
+            drop(channels);
+        });
+    }
 }

@@ -213,3 +213,21 @@ fn remember(mut message: Message, failure: &Failure) -> Message {
 pub(super) fn given_id(properties: &BasicProperties) -> TaskId {
     TaskId::from(identity::id(properties).unwrap_or("without an id"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_without_an_id_has_one_however_often_it_is_opened() {
+        for properties in [
+            BasicProperties::default(),
+            BasicProperties::default().with_message_id("".into()),
+        ] {
+            let properties = properties.with_type("greet".into());
+            let package = Package::new("normal".to_owned(), properties, Vec::new());
+            let opened = || package.open(SystemTime::now()).unwrap().id;
+            assert_eq!(opened(), opened());
+        }
+    }
+}

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tierline::{Registry, Task, Tierline, Topology};
+use tierline::task::blocking;
+use tierline::{Context, Registry, Task, Tierline, Topology};
 use tierline_testbed::vhost;
 use tokio::sync::{mpsc, oneshot};
 
@@ -121,4 +123,35 @@ async fn a_worker_that_is_dropped_leaves_no_handler_running_when_its_tasks_start
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocking_handler_of_a_worker_that_is_dropped_is_told_to_end() {
+    let vhost = vhost().await;
+    let (begun, mut has_begun) = mpsc::unbounded_channel();
+    let (ended, mut has_ended) = mpsc::unbounded_channel();
+    let mut registry = Registry::new();
+    registry
+        .register::<Dig, _>(blocking(move |_: Dig, cx: Context| {
+            let _ = begun.send(());
+            let begin = Instant::now();
+            while !cx.is_cancelled() && begin.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+            let _ = ended.send(cx.is_cancelled());
+        }))
+        .unwrap();
+    let app = Tierline::builder(Topology::parse(MAP).unwrap())
+        .amqp(vhost.amqp_url())
+        .registry(registry)
+        .connect()
+        .await
+        .unwrap();
+    app.publish(Dig {}).await.unwrap();
+    let worker = app.work(["first"]).until(std::future::pending());
+    tokio::select! {
+        ended = worker => panic!("nobody shut it down: {ended:?}"),
+        _ = has_begun.recv() => {}
+    }
+    assert_eq!(has_ended.recv().await, Some(true));
 }

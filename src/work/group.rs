@@ -281,8 +281,8 @@ impl Group {
             && let Poll::Ready(delivery) = subscription.poll(cx)
         {
             let (running, generation) = (&mut self.running, state.generation);
-            state.receive(delivery?, |key, tag| {
-                adopt(running, tier, generation, (key, tag))
+            state.receive(delivery?, |package, tag| {
+                adopt(running, tier, generation, package, tag)
             });
         }
         state.looked();

@@ -11,10 +11,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
 
-use lapin::BasicProperties;
 use tokio::time::Instant;
 
 use super::identity::Key;
+use super::settle::Package;
 use crate::message::wire;
 
 /// How many deliveries in a row may come again because workers died, in windows of the tier. A
@@ -72,31 +72,28 @@ impl Memory {
     }
 
     /// A delivery came for the first time.
-    pub(super) fn first_delivery(&mut self) {
+    pub(super) fn first_delivery(&mut self) -> Judgement {
         self.redelivered_in_a_row = 0;
+        Judgement::Innocent
     }
 
     /// Why a delivery came again that no job of this process works on.
-    pub(super) fn judge(&mut self, key: Option<Key>, properties: &BasicProperties) -> Judgement {
+    pub(super) fn judge(&mut self, package: &Package) -> Judgement {
         self.redelivered_in_a_row += 1;
-        let was_returned = match key {
-            // Of equal messages those come first that must run: the others may never come.
-            Some(key) => self.returned.take(key),
-            None => self.nameless > 0,
+        self.done.forget_older_than(ENDED_FOR);
+        // Of equal messages those come first that must run: the others may never come.
+        let was_returned = match package.has_id() {
+            true => self.returned.take(package),
+            false => self.nameless > 0,
         };
-        if key.is_none() {
+        if !package.has_id() {
             self.nameless = self.nameless.saturating_sub(1);
-        }
-        if let Some(key) = key
-            && !was_returned
-        {
-            self.done.forget_older_than(ENDED_FOR);
-            if self.done.take(key) {
-                return Judgement::Done;
-            }
+        } else if !was_returned && self.done.take(package) {
+            return Judgement::Done;
         }
         let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
-        let enqueued_at = wire::number(properties, "tierline-enqueued-at").map(wire::time);
+        let enqueued_at = wire::number(&package.properties, "tierline-enqueued-at");
+        let enqueued_at = enqueued_at.map(wire::time);
         let is_explained = self
             .lost_at
             .zip(enqueued_at)
@@ -177,8 +174,13 @@ impl Notes {
         self.added.push_back((Instant::now(), key));
     }
 
-    /// Takes one note of this message; whether there was one.
-    fn take(&mut self, key: Key) -> bool {
+    /// Takes one note of a message; whether there was one. Where nothing is noted, its payload is not
+    /// read.
+    fn take(&mut self, package: &Package) -> bool {
+        !self.counts.is_empty() && package.key().is_some_and(|key| self.take_key(key))
+    }
+
+    fn take_key(&mut self, key: Key) -> bool {
         match self.counts.get_mut(&key) {
             Some(1) => self.counts.remove(&key).is_some(),
             Some(count) => {
@@ -191,7 +193,7 @@ impl Notes {
 
     fn forget_oldest(&mut self) {
         if let Some((_, key)) = self.added.pop_front() {
-            self.take(key);
+            self.take_key(key);
         }
     }
 
@@ -217,30 +219,34 @@ mod tests {
     use std::iter::empty;
     use std::time::UNIX_EPOCH;
 
+    use lapin::BasicProperties;
+
     use super::*;
     use crate::message::Message;
     use crate::task::PublishRequest;
 
-    fn delivery(id: u32, enqueued_at: u64) -> BasicProperties {
+    fn delivery(id: u32, enqueued_at: u64) -> Package {
         let mut request = PublishRequest::named("greet", b"{}".to_vec());
         request.id = Some(format!("task-{id}").as_str().into());
         let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
         let message = Message::first(request, "normal", 5, at);
-        message.properties("hotel")
+        let properties = message.properties("hotel");
+        Package::new("normal".to_owned(), properties, message.payload)
     }
 
     fn key(id: u32) -> Option<Key> {
-        Key::of(&delivery(id, 50), b"{}")
+        delivery(id, 50).key()
     }
 
     /// Why the task of this number comes again.
     fn again(memory: &mut Memory, id: u32) -> Judgement {
-        memory.judge(key(id), &delivery(id, 50))
+        memory.judge(&delivery(id, 50))
     }
 
     /// Why a message comes again that has no id, and no header that says when it was enqueued.
     fn again_without_id(memory: &mut Memory) -> Judgement {
-        memory.judge(None, &BasicProperties::default())
+        let properties = BasicProperties::default();
+        memory.judge(&Package::new("normal".to_owned(), properties, Vec::new()))
     }
 
     #[tokio::test]
@@ -330,7 +336,7 @@ mod tests {
         let at = UNIX_EPOCH + Duration::from_secs(60);
         memory.lost(at, empty(), 0);
         assert_eq!(again(&mut memory, 1), Judgement::Innocent);
-        assert_eq!(memory.judge(key(2), &delivery(2, 70)), Judgement::Suspect);
+        assert_eq!(memory.judge(&delivery(2, 70)), Judgement::Suspect);
     }
 
     #[tokio::test]

@@ -51,6 +51,14 @@ impl Package {
         identity::id(&self.properties).is_some()
     }
 
+    /// Whether both are the same message. Most are told apart before a payload is read.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.has_id()
+            && identity::id(&self.properties) == identity::id(&other.properties)
+            && self.payload.len() == other.payload.len()
+            && self.key() == other.key()
+    }
+
     /// The message inside. Opened again, it has the same id.
     ///
     /// # Errors

@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 use lapin::message::Delivery;
 use tokio::time::Instant;
 
-use super::identity::Key;
 use super::memory::{Judgement, Memory};
 use super::order::Supply;
 use super::repair::AFTER_A_LOSS;
@@ -111,9 +110,13 @@ impl Tier {
         self.outlook.moved();
     }
 
-    /// Takes in a delivery. `adopt` gives one that came again, by its key and its tag, to a job that
-    /// was begun on an earlier channel and works on the same message, and says whether there is one.
-    pub(super) fn receive(&mut self, delivery: Delivery, adopt: impl FnOnce(Key, u64) -> bool) {
+    /// Takes in a delivery. `adopt` gives one that came again, with its tag, to a job that was begun on
+    /// an earlier channel and works on the same message, and says whether there is one.
+    pub(super) fn receive(
+        &mut self,
+        delivery: Delivery,
+        adopt: impl FnOnce(&Package, u64) -> bool,
+    ) {
         self.outlook.moved();
         let Delivery {
             delivery_tag: tag,
@@ -125,17 +128,9 @@ impl Tier {
         let crashes = wire::number(&properties, "tierline-crashes").unwrap_or_default();
         let package = Package::new(self.name.clone(), properties, data);
         let judgement = match redelivered {
-            true => {
-                let key = package.key();
-                if key.is_some_and(|key| adopt(key, tag)) {
-                    return;
-                }
-                self.memory.judge(key, &package.properties)
-            }
-            false => {
-                self.memory.first_delivery();
-                Judgement::Innocent
-            }
+            true if adopt(&package, tag) => return,
+            true => self.memory.judge(&package),
+            false => self.memory.first_delivery(),
         };
         if judgement == Judgement::Done {
             self.finished(self.generation, tag);

@@ -11,7 +11,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Group;
 use crate::work::gate::Pass;
-use crate::work::identity::Key;
 use crate::work::job::{self, End, JobId, Kind, News};
 use crate::work::settle::Package;
 use crate::work::tier::Held;
@@ -109,10 +108,11 @@ pub(super) fn adopt(
     running: &mut HashMap<JobId, Running>,
     tier: usize,
     generation: u64,
-    (key, tag): (Key, u64),
+    package: &Package,
+    tag: u64,
 ) -> bool {
     let orphan = running.values_mut().find(|job| {
-        job.tier == tier && job.generation != generation && job.package.key() == Some(key)
+        job.tier == tier && job.generation != generation && job.package.is_same(package)
     });
     if let Some(orphan) = orphan {
         orphan.generation = generation;

@@ -247,7 +247,7 @@ async fn none_is_lost(message: impl Fn(&str, u32) -> Foreign) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_without_an_id_is_not_taken_for_another_when_a_connection_is_lost() {
     none_is_lost(|tier, number| {
-        let id = (number % 2 == 0).then_some("");
+        let id = number.is_multiple_of(2).then_some("");
         Foreign::new(id, tasks(tier)[0], number)
     })
     .await;
@@ -309,10 +309,10 @@ async fn until_depth(vhost: &Vhost, tier: &str, depth: u32) {
 fn mixed(tier: &str, count: u32) -> Vec<Foreign> {
     let [task, other] = tasks(tier);
     let one = |index: u32| match index % 3 {
-        0 => Foreign::new((index % 2 == 0).then_some(""), task, index),
+        0 => Foreign::new(index.is_multiple_of(2).then_some(""), task, index),
         1 => Foreign::new(Some(&format!("group-{}", index / 30)), task, index),
         _ => {
-            let (pair, is_other) = (index / 6, index % 2 == 0);
+            let (pair, is_other) = (index / 6, index.is_multiple_of(2));
             let task = if is_other { other } else { task };
             Foreign::new(Some(&format!("pair-{pair}")), task, 10_000 + pair)
         }

@@ -57,14 +57,14 @@ pub(crate) enum Content {
 }
 
 impl Letter {
-    fn payload(&self) -> &[u8] {
+    pub(super) fn payload(&self) -> &[u8] {
         match &self.content {
             Content::New { message, .. } => &message.payload,
             Content::Forwarded { payload, .. } => payload,
         }
     }
 
-    fn properties(&self) -> BasicProperties {
+    pub(super) fn properties(&self) -> BasicProperties {
         match &self.content {
             Content::New { message, app } => message.properties(app),
             Content::Forwarded { properties, .. } => properties.clone(),

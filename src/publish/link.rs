@@ -149,11 +149,16 @@ pub(super) async fn keep(
 ) {
     let purpose = Purpose::Publish;
     let mut next = 0;
+    let mut backoff = Backoff::new();
     loop {
         let current = match live.take() {
             Some(live) => live,
-            None => Arc::new(Live::new(connect(&settings, &mut next, &tell).await)),
+            None => {
+                let connecting = connect(&settings, &mut next, &mut backoff, &tell);
+                Arc::new(Live::new(connecting.await))
+            }
         };
+        let connected_at = Instant::now();
         let address = current.connection.address().to_string();
         tracing::info!(%address, "connected to the broker for publishing");
         tell(State::Up(Arc::clone(&current)));
@@ -171,12 +176,18 @@ pub(super) async fn keep(
             purpose,
             cause: &cause,
         });
+        drop(current);
+        backoff.pause_after(connected_at.elapsed()).await;
     }
 }
 
 /// Tries all addresses in turn until one answers.
-async fn connect(settings: &Settings, next: &mut usize, tell: &impl Fn(State)) -> Connection {
-    let mut backoff = Backoff::new();
+async fn connect(
+    settings: &Settings,
+    next: &mut usize,
+    backoff: &mut Backoff,
+    tell: &impl Fn(State),
+) -> Connection {
     loop {
         let url = &settings.urls[*next % settings.urls.len()];
         let cause = match Connection::open(url, &settings.name).await {

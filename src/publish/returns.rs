@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use lapin::Confirmation;
 use lapin::message::BasicReturnMessage;
-use lapin::types::ShortString;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::oneshot;
 
 use super::lane::{Answer, Letter};
+use crate::message::wire;
 
 /// A letter whose confirm has come, or never will.
 pub(super) struct Ended {
@@ -70,7 +71,8 @@ impl Ended {
     }
 }
 
-/// What tells letters apart. Letters that are equal in this have the same fate.
+/// What tells most letters apart. Ids may be missing or repeat: letters that are equal in this are told
+/// apart by what is in them, and those that are equal in that too can stand for each other.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Mark {
     id: Option<String>,
@@ -99,8 +101,8 @@ impl Mark {
 /// The returns and confirms of one channel.
 #[derive(Default)]
 pub(super) struct Returns {
-    /// Returns of letters whose own confirm has not completed, with how many there are of each.
-    early: HashMap<Mark, usize>,
+    /// Returns of letters whose own confirm has not completed.
+    early: HashMap<Mark, Vec<BasicReturnMessage>>,
     /// Letters with a return of another, which may have been returned themselves.
     held: Vec<Ended>,
 }
@@ -111,7 +113,8 @@ impl Returns {
     pub(super) fn answer(&mut self, completed: &mut Vec<Ended>) {
         for ended in completed.iter_mut() {
             if let Some(message) = ended.attached.take() {
-                *self.early.entry(Mark::of_return(&message)).or_default() += 1;
+                let returned = self.early.entry(Mark::of_return(&message));
+                returned.or_default().push(message);
             }
         }
         if self.early.is_empty() && self.held.is_empty() {
@@ -121,7 +124,7 @@ impl Returns {
         completed.append(&mut self.held);
         let mut not_returned = Vec::new();
         for mut ended in completed.drain(..) {
-            match self.take(&Mark::of_letter(&ended.letter)) {
+            match self.take(&ended.letter) {
                 true => {
                     ended.outcome = Answer::Unroutable;
                     ended.answer();
@@ -137,16 +140,38 @@ impl Returns {
         }
     }
 
-    fn take(&mut self, mark: &Mark) -> bool {
-        match self.early.get_mut(mark) {
-            Some(count) if *count > 1 => {
-                *count -= 1;
-                true
-            }
-            Some(_) => self.early.remove(mark).is_some(),
-            None => false,
+    /// Takes the return of a letter; whether there is one.
+    fn take(&mut self, letter: &Letter) -> bool {
+        let mark = Mark::of_letter(letter);
+        let Some(returned) = self.early.get_mut(&mark) else {
+            return false;
+        };
+        let Some(index) = returned.iter().position(|it| is_of(it, letter)) else {
+            return false;
+        };
+        returned.swap_remove(index);
+        if returned.is_empty() {
+            self.early.remove(&mark);
         }
+        true
     }
+}
+
+/// Whether a return is of a letter with its mark. The broker may have added headers, and written numbers
+/// in another width.
+fn is_of(returned: &BasicReturnMessage, letter: &Letter) -> bool {
+    if returned.data != letter.payload() {
+        return false;
+    }
+    let (sent, returned) = (letter.properties(), &returned.properties);
+    let headers = returned.headers().as_ref().map(FieldTable::inner);
+    let has = |(name, value): (&ShortString, &AMQPValue)| {
+        let returned = headers.and_then(|headers| headers.get(name.as_str()));
+        wire::integer(Some(value)) == wire::integer(returned)
+            && wire::text(value) == returned.and_then(wire::text)
+    };
+    let mut wanted = sent.headers().iter().flat_map(|it| it.inner());
+    returned.kind() == sent.kind() && wanted.all(has)
 }
 
 fn text(id: &Option<ShortString>) -> Option<String> {
@@ -165,32 +190,68 @@ mod tests {
         BasicProperties::default().with_message_id(id.into())
     }
 
-    fn letter(id: &str) -> Arc<Letter> {
-        Arc::new(Letter {
-            exchange: "shop.tasks".to_owned(),
-            routing_key: "normal".to_owned(),
-            content: Content::Forwarded {
-                payload: Vec::new(),
-                properties: properties(id),
-            },
-        })
-    }
+    /// What is in a letter.
+    type Inside = (BasicProperties, &'static [u8]);
 
     /// The letter `id`, confirmed with the return of the letter `returned` attached.
     fn confirmed(id: &str, returned: Option<&str>) -> (Ended, oneshot::Receiver<Answer>) {
-        let attached = returned.map(|returned| {
+        let inside = |id| (properties(id), &b""[..]);
+        confirmed_as(inside(id), returned.map(inside))
+    }
+
+    fn confirmed_as(sent: Inside, returned: Option<Inside>) -> (Ended, oneshot::Receiver<Answer>) {
+        let attached = returned.map(|(properties, payload)| {
             let address = ("shop.tasks".into(), "normal".into());
-            let mut delivery = Delivery::mock(0, address.0, address.1, false, Vec::new());
-            delivery.properties = properties(returned);
+            let mut delivery = Delivery::mock(0, address.0, address.1, false, payload.to_vec());
+            delivery.properties = properties;
             BasicReturnMessage {
                 delivery,
                 reply_code: 312,
                 reply_text: "NO_ROUTE".into(),
             }
         });
+        let letter = Letter {
+            exchange: "shop.tasks".to_owned(),
+            routing_key: "normal".to_owned(),
+            content: Content::Forwarded {
+                payload: sent.1.to_vec(),
+                properties: sent.0,
+            },
+        };
         let (answer, answered) = oneshot::channel();
-        let ended = Ended::new(letter(id), answer, Ok(Confirmation::Ack(attached)));
+        let confirm = Ok(Confirmation::Ack(attached));
+        let ended = Ended::new(Arc::new(letter), answer, confirm);
         (ended, answered)
+    }
+
+    fn header(properties: BasicProperties, name: &str, value: i64) -> BasicProperties {
+        let mut headers = properties.headers().clone().unwrap_or_default();
+        headers.insert(name.into(), value.into());
+        properties.with_headers(headers)
+    }
+
+    /// Two letters of which the second is returned, with the confirm of the first.
+    fn only_the_second_is_returned(first: Inside, second: Inside, returned: Inside) {
+        let mut returns = Returns::default();
+        let (first, mut about_first) = confirmed_as(first, Some(returned));
+        returns.answer(&mut vec![first]);
+        let (second, mut about_second) = confirmed_as(second, None);
+        returns.answer(&mut vec![second]);
+        assert!(matches!(about_second.try_recv(), Ok(Answer::Unroutable)));
+        assert!(matches!(about_first.try_recv(), Ok(Answer::Confirmed)));
+    }
+
+    #[test]
+    fn letters_that_share_an_id_or_have_none_are_told_apart_by_what_is_in_them() {
+        let none = BasicProperties::default;
+        only_the_second_is_returned((none(), b"1"), (none(), b"2"), (none(), b"2"));
+        let same = || properties("same");
+        only_the_second_is_returned((same(), b"1"), (same(), b"2"), (same(), b"2"));
+        let of = |task: &str| same().with_type(task.into());
+        only_the_second_is_returned((of("dig"), b""), (of("fill"), b""), (of("fill"), b""));
+        let attempt = |number| header(same(), "tierline-attempt", number);
+        let returned = header(attempt(2), "timestamp_in_ms", 9);
+        only_the_second_is_returned((attempt(1), b""), (attempt(2), b""), (returned, b""));
     }
 
     #[test]

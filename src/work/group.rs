@@ -5,6 +5,7 @@
 
 mod channels;
 mod hands;
+mod jobs;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -14,17 +15,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, Sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::hands::Hands;
-use super::gate::{ALONE_FROM, Claim, Pass};
-use super::job::{self, End, JobId, Kind, News};
-use super::memory::Key;
+use self::jobs::{Running, adopt};
+use super::gate::{ALONE_FROM, Claim};
+use super::job::{self, JobId, Kind, News};
 use super::order::{Order, Supply, Turn};
-use super::repair::{AFTER_A_LOSS, Repair};
-use super::settle::Package;
-use super::tier::{Held, Received, Tier};
+use super::repair::Repair;
+use super::tier::{Held, Tier};
 use super::{Phase, Workshop};
+use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::message::Message;
 use crate::observe::{Event, Purpose};
@@ -57,21 +58,15 @@ pub(super) struct Group {
     /// When to look again although nothing happens.
     wake_at: Option<Instant>,
     is_draining: bool,
+    /// The connection, while there is one.
+    connection: Option<Arc<Connection>>,
     /// Which of the broker's addresses is tried next.
     next_url: usize,
+    /// The pauses between connections, made or not. It outlives them: one that is made and lost again
+    /// at once must not be made again at once.
+    backoff: Backoff,
     /// Used again in every turn.
     supplies: Vec<Supply>,
-}
-
-/// A job in a slot. The delivery that it settles may change, if its channel is lost.
-struct Running {
-    tier: usize,
-    generation: u64,
-    tag: u64,
-    key: Key,
-    package: Arc<Package>,
-    /// The right to run; none where no handler runs.
-    _pass: Option<Pass>,
 }
 
 /// Why a group's turns ended.
@@ -118,7 +113,9 @@ impl Group {
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
+            connection: None,
             next_url: 0,
+            backoff: Backoff::new(),
             shop,
         }
     }
@@ -127,10 +124,13 @@ impl Group {
     pub(super) async fn run(mut self) {
         while let Some(connection) = self.connect().await {
             let connection = Arc::new(connection);
+            self.connection = Some(connection.clone());
+            let connected_at = Instant::now();
             self.subscribe(&connection).await;
             let exit = poll_fn(|cx| self.turn(&connection, cx)).await;
             match exit {
                 Exit::Lost(cause) => {
+                    self.connection = None;
                     // A node that is frozen takes connections and says nothing: another comes first.
                     self.next_url += 1;
                     tracing::warn!(group = self.name, cause, "the connection is lost");
@@ -143,8 +143,15 @@ impl Group {
                         self.lose(tier);
                     }
                     self.hands.leave();
+                    let pause = self.backoff.next_after(connected_at.elapsed());
+                    if self.unless_left(sleep(pause)).await.is_none() {
+                        return;
+                    }
                 }
                 Exit::Finished => {
+                    self.connection = None;
+                    // What still runs was waited for long enough, and goes back to the broker.
+                    self.abort_all();
                     let _ = timeout(CLOSE_LIMIT, self.close(connection)).await;
                     return;
                 }
@@ -171,7 +178,8 @@ impl Group {
                     }
                     self.interrupted(tier, &cause);
                     if !self.is_draining {
-                        self.repairs[tier] = Some(self.repair(tier, connection, AFTER_A_LOSS));
+                        let after = self.tiers[tier].pause_after_loss();
+                        self.repairs[tier] = Some(self.repair(tier, connection, after));
                     }
                 }
                 self.poll_repair(tier, cx);
@@ -265,53 +273,6 @@ impl Group {
         is_any
     }
 
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Ended(job, end) => self.ended(job, end),
-            News::Hung(job, since) => self.hung(job, since),
-        }
-    }
-
-    fn ended(&mut self, job: JobId, end: End) {
-        // A hung job that ends after all is not known any more.
-        let Some(running) = self.running.remove(&job) else {
-            return;
-        };
-        let tier = &mut self.tiers[running.tier];
-        match end {
-            End::Completed => {
-                tier.memory.ended(running.key);
-                tier.finished(running.generation, running.tag);
-            }
-            End::Succeeded => {
-                tier.memory.succeeded(running.key);
-                tier.finished(running.generation, running.tag);
-            }
-            End::Back => {
-                tier.memory.succeeded(running.key);
-                tier.give_back(running.generation, running.tag, running.key);
-            }
-            End::StillSuspect => {
-                tier.memory.succeeded(running.key);
-                tier.refuse(running.generation, running.tag);
-            }
-        }
-    }
-
-    /// A job cannot be stopped: its slot goes on without it, and its message is buried by another.
-    fn hung(&mut self, job: JobId, since: Duration) {
-        let Some(running) = self.running.remove(&job) else {
-            return;
-        };
-        self.begin(
-            Running {
-                _pass: None,
-                ..running
-            },
-            Kind::Hung(since),
-        );
-    }
-
     fn take_deliveries(&mut self, tier: usize, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(state) = self.tiers.get_mut(tier) else {
             return Ok(());
@@ -320,14 +281,10 @@ impl Group {
             && let Poll::Ready(delivery) = subscription.poll(cx)
         {
             let (delivery, repaired) = delivery?;
-            if let Received::Adopted { key, tag } = state.receive(delivery, repaired) {
-                for running in self.running.values_mut() {
-                    if running.tier == tier && running.key == key {
-                        running.generation = state.generation;
-                        running.tag = tag;
-                    }
-                }
-            }
+            let (running, generation) = (&mut self.running, state.generation);
+            state.receive(delivery, repaired, |package, tag| {
+                adopt(running, tier, generation, package, tag)
+            });
         }
         state.looked();
         if self.is_draining || self.hands.must_be_empty() {
@@ -405,26 +362,6 @@ impl Group {
                 false
             }
         }
-    }
-
-    fn start(&mut self, tier: usize, held: Held, kind: Kind, pass: Option<Pass>) {
-        let running = Running {
-            tier,
-            generation: self.tiers[tier].generation,
-            tag: held.tag,
-            key: held.key,
-            package: held.package,
-            _pass: pass,
-        };
-        self.begin(running, kind);
-    }
-
-    fn begin(&mut self, running: Running, kind: Kind) {
-        let job = self.next_job;
-        self.next_job += 1;
-        let (shop, package) = (self.shop.clone(), running.package.clone());
-        job::start(shop, package, job, kind, self.sender.clone());
-        self.running.insert(job, running);
     }
 
     /// How long a message may wait in hand.

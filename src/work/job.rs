@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
 use super::gate::ALONE_FROM;
 use super::settle::{Package, given_id};
-use super::watchdog::{Report, Watched};
+use super::watchdog::Report;
 use super::{Verdict, Workshop};
 use crate::Error;
 use crate::message::{DeadReason, Failure, FailureKind, Message};
@@ -62,28 +63,34 @@ pub(super) enum News {
     Hung(JobId, Duration),
 }
 
-/// Begins a job, and tells the group how it ends, whatever happens to it.
+/// Begins a job, and tells the group how it ends, whatever happens to it. It is dropped with what is
+/// returned.
 pub(super) fn start(
     shop: Arc<Workshop>,
     package: Arc<Package>,
     id: JobId,
     kind: Kind,
     news: UnboundedSender<News>,
-) {
+) -> AbortOnDropHandle<()> {
     let guard = Guard {
         id,
         news: Some(news),
     };
-    tokio::spawn(async move {
+    AbortOnDropHandle::new(tokio::spawn(async move {
         let end = match kind {
-            Kind::Run => run(&shop, package, &guard).await,
+            Kind::Run => run(&shop, &package, &guard).await,
             // In boxes, like all that is seldom: every job has room for the largest of them.
             Kind::Suspect => Box::pin(suspect(&shop, &package)).await,
             Kind::SendAround => Box::pin(send_around(&shop, &package)).await,
             Kind::Hung(since) => Box::pin(bury_hung(&shop, &package, since)).await,
         };
+        if matches!(end, End::Completed) {
+            // The group remembers what has ended by its key. Computed here, a large payload does not hold
+            // up its turns.
+            package.key();
+        }
         guard.tell(end);
-    });
+    }))
 }
 
 /// Tells the group of a job's end, even where the job panics.
@@ -109,11 +116,11 @@ impl Drop for Guard {
     }
 }
 
-async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End {
+async fn run(shop: &Arc<Workshop>, package: &Arc<Package>, guard: &Guard) -> End {
     let now = SystemTime::now();
     let message = match package.open(now) {
         Ok(message) => Arc::new(message),
-        Err(problem) => return Box::pin(bury_unreadable(shop, &package, problem)).await,
+        Err(problem) => return Box::pin(bury_unreadable(shop, package, problem)).await,
     };
     let task = task_ref(&message);
     let Some(route) = shop.topology.route(&message.task) else {
@@ -126,7 +133,7 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
             reason: DeadReason::UnknownTask,
             failure,
         };
-        return Box::pin(follow(shop, &package, &message, verdict)).await;
+        return Box::pin(follow(shop, package, &message, verdict)).await;
     };
     if route.tier != package.tier {
         let mapped = &route.tier;
@@ -136,7 +143,7 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
     if let Some(verdict) = shop.executor.refuses(&message) {
         return match is_over(shop, &message, &verdict, Duration::ZERO) {
             true => End::Completed,
-            false => Box::pin(follow(shop, &package, &message, verdict)).await,
+            false => Box::pin(follow(shop, package, &message, verdict)).await,
         };
     }
     let due_at = message.due_at.unwrap_or(message.enqueued_at);
@@ -148,8 +155,8 @@ async fn run(shop: &Arc<Workshop>, package: Arc<Package>, guard: &Guard) -> End 
     let ended = watched(shop, &message, guard).await;
     match ended {
         Some(verdict) if is_over(shop, &message, &verdict, begin.elapsed()) => End::Completed,
-        Some(verdict) => Box::pin(follow(shop, &package, &message, verdict)).await,
-        None => Box::pin(give_up_slot(shop, &package, &message)).await,
+        Some(verdict) => Box::pin(follow(shop, package, &message, verdict)).await,
+        None => Box::pin(give_up_slot(shop, package, &message)).await,
     }
 }
 
@@ -164,7 +171,7 @@ async fn watched(shop: &Arc<Workshop>, message: &Arc<Message>, guard: &Guard) ->
     );
     let options = shop.executor.options(&message.task);
     let limit = options.unwrap_or(&TaskOptions::new()).timeout;
-    let (number, watch) = shop.watchdog.add(limit, {
+    let watching = shop.watchdog.add(limit, {
         let (shop, message) = (Arc::downgrade(shop), message.clone());
         let (id, news) = (guard.id, guard.news.clone());
         move |report| {
@@ -178,10 +185,8 @@ async fn watched(shop: &Arc<Workshop>, message: &Arc<Message>, guard: &Guard) ->
         }
     });
     let handler = pin!(shop.executor.execute(message, &shop.cancelled));
-    let handler = Watched { handler, watch }.instrument(span);
-    let verdict = shop.dropped.run_until_cancelled(handler).await;
-    shop.watchdog.forget(number);
-    verdict
+    let handler = watching.watch(handler).instrument(span);
+    shop.dropped.run_until_cancelled(handler).await
 }
 
 /// Tells of an outcome on which nothing follows; whether it is one.

@@ -3,27 +3,32 @@
 //! The broker marks as redelivered whatever was handed out before: the task whose worker died, and
 //! also its prefetched neighbours, everything given back at a shutdown, and after a restart of the
 //! broker whole queues. A task is a suspect only where nothing that this process knows explains it.
+//!
+//! All of it is counted: of two equal messages, one that is done explains one redelivery. A message
+//! without an id is never known again. Only how many of them this process lost is known, and as many
+//! are no suspects.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
-use std::time::SystemTime;
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, SystemTime};
 
-use lapin::BasicProperties;
-use lapin::types::ShortString;
+use tokio::time::Instant;
 
+use super::identity::Key;
+use super::settle::Package;
 use crate::message::wire;
 
 /// How many deliveries in a row may come again because workers died, in windows of the tier. A
 /// longer row is a broker that was restarted.
 const WINDOWS_IN_A_ROW: usize = 4;
-/// How many returned deliveries are remembered; the oldest are forgotten.
+/// How many deliveries are remembered of each kind; the oldest are forgotten.
 const LONGEST_MEMORY: usize = 20_000;
 /// How many ended tasks are remembered. A classic queue writes acknowledgements down in batches, and
 /// a broker that is killed forgets the last ones.
 const ENDED_MEMORY: usize = 4_096;
-
-/// One attempt of one task, as a number: its name, identifier, attempt and life.
-pub(super) type Key = u64;
+/// How long an acknowledgement may be under way; and how long after its channel was made again a
+/// message that is done may come again. What comes later may be a new message that is equal, lost by
+/// another process.
+const ENDED_FOR: Duration = Duration::from_secs(60);
 
 /// Why a delivery is here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,86 +37,63 @@ pub(super) enum Judgement {
     Innocent,
     /// It was run to its end by this process, and the broker was not told in time.
     Done,
-    /// It is running in this process, which lost the channel that it came on.
-    Running,
     /// Its worker died, perhaps because of it.
     Suspect,
 }
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    hasher: RandomState,
     /// The most messages that one process holds of this tier.
     window: usize,
-    /// Given back by this process, or lost with a channel of its own.
-    returned: HashSet<Key>,
-    returned_in_order: VecDeque<Key>,
+    /// Given back by this process, or lost with a channel of its own, and to be run.
+    returned: Notes,
+    /// Likewise, without an id: how many.
+    nameless: usize,
     /// Ended, and acknowledged so lately that the broker may not have read it.
-    ended: VecDeque<Key>,
-    /// What was under way when a channel was lost.
-    orphans: HashMap<Key, Orphan>,
+    ended: VecDeque<(Instant, Option<Key>)>,
+    /// Ended, and not acknowledged as far as is known: the channel was lost.
+    done: Notes,
     /// When this process last lost a channel. Who was enqueued before may have come back for that.
     lost_at: Option<SystemTime>,
     redelivered_in_a_row: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Orphan {
-    Running,
-    Done,
-}
-
 impl Memory {
     pub(super) fn new(window: usize) -> Self {
         Self {
-            hasher: RandomState::new(),
             window,
-            returned: HashSet::new(),
-            returned_in_order: VecDeque::new(),
+            returned: Notes::default(),
+            nameless: 0,
             ended: VecDeque::new(),
-            orphans: HashMap::new(),
+            done: Notes::default(),
             lost_at: None,
             redelivered_in_a_row: 0,
         }
     }
 
-    /// The key of a delivery with these properties.
-    pub(super) fn key(&self, properties: &BasicProperties) -> Key {
-        self.hasher.hash_one((
-            properties.kind().as_ref().map(ShortString::as_str),
-            properties.message_id().as_ref().map(ShortString::as_str),
-            wire::number(properties, "tierline-attempt"),
-            wire::number(properties, "tierline-life"),
-        ))
+    /// A delivery came for the first time.
+    pub(super) fn first_delivery(&mut self) -> Judgement {
+        self.redelivered_in_a_row = 0;
+        Judgement::Innocent
     }
 
-    /// Why a delivery is here.
-    pub(super) fn judge(
-        &mut self,
-        key: Key,
-        is_redelivered: bool,
-        properties: &BasicProperties,
-    ) -> Judgement {
-        if !is_redelivered {
-            self.redelivered_in_a_row = 0;
-            // A new copy: what was known of an earlier one says nothing about it.
-            if self.orphans.get(&key) == Some(&Orphan::Done) {
-                self.orphans.remove(&key);
-            }
-            return Judgement::Innocent;
-        }
+    /// Why a delivery came again that no job of this process works on.
+    pub(super) fn judge(&mut self, package: &Package) -> Judgement {
         self.redelivered_in_a_row += 1;
-        let was_returned = self.returned.remove(&key);
-        match self.orphans.get(&key) {
-            Some(Orphan::Running) => return Judgement::Running,
-            Some(Orphan::Done) => {
-                self.orphans.remove(&key);
-                return Judgement::Done;
-            }
-            None => {}
+        self.done.forget_older_than(ENDED_FOR);
+        // Of equal messages those come first that must run: the others may never come.
+        let was_returned = match package.has_id() {
+            true => self.returned.take(package),
+            false => self.nameless > 0,
+        };
+        if !package.has_id() {
+            self.nameless = self.nameless.saturating_sub(1);
+        } else if !was_returned && self.done.take(package) {
+            return Judgement::Done;
         }
         let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
-        let enqueued_at = wire::number(properties, "tierline-enqueued-at").map(wire::time);
+        let enqueued_at = wire::number(&package.properties, "tierline-enqueued-at");
+        let enqueued_at = enqueued_at.map(wire::time);
         let is_explained = self
             .lost_at
             .zip(enqueued_at)
@@ -122,148 +104,266 @@ impl Memory {
         }
     }
 
-    /// A delivery goes back to the broker.
-    pub(super) fn returned(&mut self, key: Key) {
-        if self.returned.insert(key) {
-            self.returned_in_order.push_back(key);
-        }
-        if self.returned_in_order.len() > LONGEST_MEMORY
-            && let Some(oldest) = self.returned_in_order.pop_front()
-        {
-            self.returned.remove(&oldest);
+    /// A delivery goes back to the broker, or was lost with its channel. It is to be run.
+    pub(super) fn returned(&mut self, key: Option<Key>) {
+        match key {
+            Some(key) => self.returned.add(key),
+            None => self.returned_without_id(1),
         }
     }
 
-    /// A task ran to its end, and nothing follows on it.
-    pub(super) fn ended(&mut self, key: Key) {
-        match self.orphans.get_mut(&key) {
-            Some(orphan) => *orphan = Orphan::Done,
-            None => {
-                if self.ended.len() >= ENDED_MEMORY {
-                    self.ended.pop_front();
-                }
-                self.ended.push_back(key);
-            }
+    fn returned_without_id(&mut self, number: usize) {
+        self.nameless = (self.nameless + number).min(LONGEST_MEMORY);
+    }
+
+    /// A task ran to its end, nothing follows on it, and it is about to be acknowledged.
+    pub(super) fn ended(&mut self, key: Option<Key>) {
+        if self.ended.len() >= ENDED_MEMORY {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((Instant::now(), key));
+    }
+
+    /// Likewise, and it cannot be acknowledged: its channel is lost.
+    pub(super) fn ended_unacknowledged(&mut self, key: Option<Key>) {
+        // One without an id is counted already, since its channel was lost.
+        if let Some(key) = key {
+            self.done.add(key);
         }
     }
 
-    /// A task's successor is stored: should the delivery come again, it is as good as new.
-    pub(super) fn succeeded(&mut self, key: Key) {
-        self.orphans.remove(&key);
-    }
-
-    /// The channel is lost, with these running and those not begun.
+    /// The channel is lost. These were not begun; of those that run so many have no id.
     pub(super) fn lost(
         &mut self,
         at: SystemTime,
-        running: impl Iterator<Item = Key>,
-        waiting: impl Iterator<Item = Key>,
+        waiting: impl Iterator<Item = Option<Key>>,
+        running_without_id: usize,
     ) {
         self.lost_at = Some(at);
-        self.orphans.retain(|_, orphan| *orphan == Orphan::Running);
-        for key in self.ended.drain(..) {
-            self.orphans.insert(key, Orphan::Done);
+        for (ended_at, key) in std::mem::take(&mut self.ended) {
+            match key {
+                _ if ended_at.elapsed() > ENDED_FOR => {}
+                Some(key) => self.done.add(key),
+                None => self.returned_without_id(1),
+            }
         }
-        for key in waiting {
-            // The same task twice: one of them is not done.
-            self.orphans.remove(&key);
-            self.returned(key);
+        waiting.for_each(|key| self.returned(key));
+        self.returned_without_id(running_without_id);
+    }
+
+    /// There is a channel again: what was lost comes from now on.
+    pub(super) fn subscribed(&mut self) {
+        self.done.renew();
+    }
+}
+
+/// How often messages were noted. The oldest notes are forgotten.
+#[derive(Debug, Default)]
+struct Notes {
+    counts: HashMap<Key, u32>,
+    /// All that was added, also what was taken since: forgetting that costs at most a later note.
+    added: VecDeque<(Instant, Key)>,
+}
+
+impl Notes {
+    fn add(&mut self, key: Key) {
+        if self.added.len() >= LONGEST_MEMORY {
+            self.forget_oldest();
         }
-        for key in running {
-            self.orphans.insert(key, Orphan::Running);
+        *self.counts.entry(key).or_default() += 1;
+        self.added.push_back((Instant::now(), key));
+    }
+
+    /// Takes one note of a message; whether there was one. Where nothing is noted, its payload is not
+    /// read.
+    fn take(&mut self, package: &Package) -> bool {
+        !self.counts.is_empty() && package.key().is_some_and(|key| self.take_key(key))
+    }
+
+    fn take_key(&mut self, key: Key) -> bool {
+        match self.counts.get_mut(&key) {
+            Some(1) => self.counts.remove(&key).is_some(),
+            Some(count) => {
+                *count -= 1;
+                true
+            }
+            None => false,
         }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, key)) = self.added.pop_front() {
+            self.take_key(key);
+        }
+    }
+
+    fn forget_older_than(&mut self, age: Duration) {
+        while let Some((added_at, _)) = self.added.front()
+            && added_at.elapsed() > age
+        {
+            self.forget_oldest();
+        }
+    }
+
+    /// All are as old as if they were added now.
+    fn renew(&mut self) {
+        let now = Instant::now();
+        self.added
+            .iter_mut()
+            .for_each(|(added_at, _)| *added_at = now);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::iter::empty;
+    use std::time::UNIX_EPOCH;
+
+    use lapin::BasicProperties;
 
     use super::*;
     use crate::message::Message;
     use crate::task::PublishRequest;
 
-    fn delivery(id: u32, enqueued_at: u64) -> BasicProperties {
+    fn delivery(id: u32, enqueued_at: u64) -> Package {
         let mut request = PublishRequest::named("greet", b"{}".to_vec());
         request.id = Some(format!("task-{id}").as_str().into());
         let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
         let message = Message::first(request, "normal", 5, at);
-        message.properties("hotel")
+        let properties = message.properties("hotel");
+        Package::new("normal".to_owned(), properties, message.payload)
     }
 
-    fn judge(memory: &mut Memory, id: u32, is_redelivered: bool) -> Judgement {
-        let properties = delivery(id, 50);
-        let key = memory.key(&properties);
-        memory.judge(key, is_redelivered, &properties)
+    fn key(id: u32) -> Option<Key> {
+        delivery(id, 50).key()
     }
 
-    #[test]
-    fn what_comes_again_with_no_reason_known_is_a_suspect() {
+    /// Why the task of this number comes again.
+    fn again(memory: &mut Memory, id: u32) -> Judgement {
+        memory.judge(&delivery(id, 50))
+    }
+
+    /// Why a message comes again that has no id, and no header that says when it was enqueued.
+    fn again_without_id(memory: &mut Memory) -> Judgement {
+        let properties = BasicProperties::default();
+        memory.judge(&Package::new("normal".to_owned(), properties, Vec::new()))
+    }
+
+    #[tokio::test]
+    async fn what_comes_again_with_no_reason_known_is_a_suspect() {
         let mut memory = Memory::new(8);
-        assert_eq!(judge(&mut memory, 1, false), Judgement::Innocent);
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Suspect);
+        memory.first_delivery();
+        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
+        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
     }
 
-    #[test]
-    fn what_this_process_gave_back_is_innocent_once() {
+    #[tokio::test]
+    async fn what_this_process_gave_back_is_innocent_as_often_as_it_was_given_back() {
         let mut memory = Memory::new(8);
-        memory.returned(memory.key(&delivery(1, 50)));
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Innocent);
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Suspect);
+        memory.returned(key(1));
+        memory.returned(key(1));
+        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
+        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
+        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
     }
 
-    #[test]
-    fn after_a_lost_channel_nothing_is_run_twice_by_this_process() {
+    #[tokio::test]
+    async fn after_a_lost_channel_what_is_done_is_not_run_and_what_waited_is() {
         let mut memory = Memory::new(8);
-        let key = |memory: &Memory, id| memory.key(&delivery(id, 50));
-        memory.ended(key(&memory, 1));
-        let (running, waiting) = ([key(&memory, 2)], [key(&memory, 3)]);
+        memory.ended(key(1));
+        memory.lost(UNIX_EPOCH, [key(3)].into_iter(), 0);
+        memory.ended_unacknowledged(key(2));
+        memory.subscribed();
+        assert_eq!(again(&mut memory, 1), Judgement::Done);
+        assert_eq!(again(&mut memory, 2), Judgement::Done);
+        assert_eq!(again(&mut memory, 3), Judgement::Innocent);
+    }
+
+    #[tokio::test]
+    async fn of_equal_messages_each_that_is_done_explains_one_and_those_that_waited_come_first() {
+        let mut memory = Memory::new(8);
+        memory.ended(key(1));
+        memory.ended(key(1));
+        memory.lost(UNIX_EPOCH, [key(1)].into_iter(), 0);
+        memory.subscribed();
+        // One of the three was never run. It may be the only one that comes.
+        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
+        assert_eq!(again(&mut memory, 1), Judgement::Done);
+        assert_eq!(again(&mut memory, 1), Judgement::Done);
+        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
+    }
+
+    #[tokio::test]
+    async fn a_message_without_an_id_is_never_taken_for_done_and_as_many_as_were_lost_are_innocent()
+    {
+        let mut memory = Memory::new(8);
+        memory.ended(None);
+        memory.lost(UNIX_EPOCH, [None, key(1), None].into_iter(), 1);
+        memory.ended_unacknowledged(None);
+        memory.subscribed();
+        for _ in 0..4 {
+            assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
+        }
+        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_equal_message_that_comes_long_after_the_loss_is_not_taken_for_done() {
+        let mut memory = Memory::new(8);
+        memory.ended(key(1));
+        memory.lost(UNIX_EPOCH, empty(), 0);
+        tokio::time::advance(ENDED_FOR * 10).await;
+        // The broker was away for that long.
+        memory.subscribed();
+        assert_eq!(again(&mut memory, 1), Judgement::Done);
+
+        memory.ended(key(2));
+        memory.lost(UNIX_EPOCH, empty(), 0);
+        memory.subscribed();
+        tokio::time::advance(ENDED_FOR * 2).await;
+        assert_eq!(again(&mut memory, 2), Judgement::Suspect);
+
+        memory.ended(key(3));
+        tokio::time::advance(ENDED_FOR * 2).await;
+        memory.lost(UNIX_EPOCH, empty(), 0);
+        memory.subscribed();
+        assert_eq!(again(&mut memory, 3), Judgement::Suspect);
+    }
+
+    #[tokio::test]
+    async fn a_lost_connection_explains_what_was_enqueued_before() {
+        let mut memory = Memory::new(8);
         let at = UNIX_EPOCH + Duration::from_secs(60);
-        memory.lost(at, running.into_iter(), waiting.into_iter());
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Done);
-        assert_eq!(judge(&mut memory, 2, true), Judgement::Running);
-        assert_eq!(judge(&mut memory, 3, true), Judgement::Innocent);
-        memory.ended(running[0]);
-        assert_eq!(judge(&mut memory, 2, true), Judgement::Done);
+        memory.lost(at, empty(), 0);
+        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
+        assert_eq!(memory.judge(&delivery(2, 70)), Judgement::Suspect);
     }
 
-    #[test]
-    fn a_task_whose_successor_is_stored_is_not_taken_for_done() {
-        let mut memory = Memory::new(8);
-        let key = memory.key(&delivery(1, 50));
-        memory.lost(UNIX_EPOCH, [key].into_iter(), std::iter::empty());
-        memory.succeeded(key);
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Suspect);
-    }
-
-    #[test]
-    fn a_new_copy_of_a_done_task_runs() {
-        let mut memory = Memory::new(8);
-        memory.ended(memory.key(&delivery(1, 50)));
-        memory.lost(UNIX_EPOCH, std::iter::empty(), std::iter::empty());
-        assert_eq!(judge(&mut memory, 1, false), Judgement::Innocent);
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Suspect);
-    }
-
-    #[test]
-    fn a_lost_connection_explains_what_was_enqueued_before() {
-        let mut memory = Memory::new(8);
-        let at = UNIX_EPOCH + Duration::from_secs(60);
-        memory.lost(at, std::iter::empty(), std::iter::empty());
-        let later = delivery(2, 70);
-        let key = memory.key(&later);
-        assert_eq!(judge(&mut memory, 1, true), Judgement::Innocent);
-        assert_eq!(memory.judge(key, true, &later), Judgement::Suspect);
-    }
-
-    #[test]
-    fn a_whole_queue_that_comes_again_is_a_broker_that_restarted() {
+    #[tokio::test]
+    async fn a_whole_queue_that_comes_again_is_a_broker_that_restarted() {
         let mut memory = Memory::new(2);
         let suspects = (0..100)
-            .filter(|id| judge(&mut memory, *id, true) == Judgement::Suspect)
+            .filter(|id| again(&mut memory, *id) == Judgement::Suspect)
             .count();
         assert_eq!(suspects, 8);
-        assert_eq!(judge(&mut memory, 200, false), Judgement::Innocent);
-        assert_eq!(judge(&mut memory, 201, true), Judgement::Suspect);
+        memory.first_delivery();
+        assert_eq!(again(&mut memory, 201), Judgement::Suspect);
+    }
+
+    #[tokio::test]
+    async fn memory_is_bounded() {
+        let mut memory = Memory::new(8);
+        for id in 0..30_000 {
+            memory.ended(key(id));
+            memory.returned(key(id));
+            memory.returned(None);
+            if id % 1_000 == 0 {
+                memory.lost(UNIX_EPOCH, empty(), 1);
+            }
+        }
+        assert!(memory.ended.len() <= ENDED_MEMORY && memory.nameless <= LONGEST_MEMORY);
+        for notes in [&memory.returned, &memory.done] {
+            assert!(notes.added.len() <= LONGEST_MEMORY && notes.counts.len() <= LONGEST_MEMORY);
+        }
     }
 }

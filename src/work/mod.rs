@@ -4,8 +4,9 @@
 //! Read in this order: `worker` is the face, `group` the turns of a pool, `order` whose turn it is,
 //! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
 //! message in a slot, `execute` the steps of a run, `settle` what follows on it, `mend` what is done
-//! where nothing takes that, `memory`, `gate` and `group/hands` the protection against tasks that kill
-//! their process, `watchdog` that against those which hang.
+//! where nothing takes that, `identity` and `memory` what is known of a message that comes again, `gate`
+//! and `group/hands` the protection against tasks that kill their process, `watchdog` that against those
+//! which hang.
 
 mod acks;
 mod check;
@@ -13,6 +14,7 @@ mod execute;
 mod gate;
 mod group;
 mod guard;
+mod identity;
 mod job;
 mod memory;
 mod mend;

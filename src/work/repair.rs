@@ -20,7 +20,7 @@ use crate::topology::plan::Plan;
 pub(super) const AFTER_A_LOSS: Duration = Duration::from_millis(300);
 
 /// A subscription in the making.
-pub(super) struct Repair(Pin<Box<dyn Future<Output = Repaired> + Send>>);
+pub(super) struct Repair(Pin<Box<dyn Future<Output = Option<Repaired>> + Send>>);
 
 pub(super) struct Repaired {
     pub(super) subscription: Subscription,
@@ -54,15 +54,17 @@ impl Repair {
                         if is_doubtful {
                             declare(&shop, &connection, &queue).await;
                         }
-                        return Repaired {
+                        return Some(Repaired {
                             subscription,
                             was_declared,
-                        };
+                        });
                     }
                     Err(NoSubscription::NoQueue) if shop.may_declare => {
+                        // A queue that is gone each time it was declared is not declared in a row.
+                        let is_first = !was_declared;
                         was_declared = declare(&shop, &connection, &queue).await;
                         is_doubtful = !was_declared;
-                        if was_declared {
+                        if was_declared && is_first {
                             continue;
                         }
                     }
@@ -71,12 +73,16 @@ impl Repair {
                     }
                     Err(NoSubscription::Failed(error)) => tracing::warn!(%error),
                 }
+                if !connection.is_open() {
+                    return None;
+                }
                 backoff.pause().await;
             }
         }))
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Repaired> {
+    /// The subscription; `None` where the connection is gone.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Repaired>> {
         self.0.as_mut().poll(cx)
     }
 }

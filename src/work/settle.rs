@@ -1,12 +1,14 @@
 //! What follows on a message: its next attempt, its dead letter, its copy. All of it is confirmed by
 //! the broker before the message itself is acknowledged.
 
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
 use tokio::time::Instant;
 
 use super::Workshop;
+use super::identity::{self, Key};
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message, Repaired};
 use crate::publish::{Content, Letter};
@@ -22,10 +24,45 @@ pub(super) struct Package {
     pub(super) payload: Vec<u8>,
     /// What was wrong with its properties.
     pub(super) repaired: Option<Repaired>,
+    key: OnceLock<Option<Key>>,
+    /// The identifier of a message that came without one.
+    drawn_id: OnceLock<TaskId>,
 }
 
 impl Package {
-    /// The message inside.
+    pub(super) fn new(tier: String, properties: BasicProperties, payload: Vec<u8>) -> Self {
+        Self {
+            tier,
+            properties,
+            payload,
+            repaired: None,
+            key: OnceLock::new(),
+            drawn_id: OnceLock::new(),
+        }
+    }
+
+    /// By what the message is known again; `None` where it has no id. All of the payload is read for
+    /// it, once.
+    pub(super) fn key(&self) -> Option<Key> {
+        *self
+            .key
+            .get_or_init(|| Key::of(&self.properties, &self.payload))
+    }
+
+    /// Whether the message has an id, without which nothing tells it from others.
+    pub(super) fn has_id(&self) -> bool {
+        identity::id(&self.properties).is_some()
+    }
+
+    /// Whether both are the same message. Most are told apart before a payload is read.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.has_id()
+            && identity::id(&self.properties) == identity::id(&other.properties)
+            && self.payload.len() == other.payload.len()
+            && self.key() == other.key()
+    }
+
+    /// The message inside. Opened again, it has the same id.
     ///
     /// # Errors
     /// Why it cannot be read, for its dead letter.
@@ -38,7 +75,12 @@ impl Package {
                 repaired.problem
             ));
         }
-        Message::from_wire(&self.properties, self.payload.clone(), &self.tier, now)
+        let payload = self.payload.clone();
+        let mut message = Message::from_wire(&self.properties, payload, &self.tier, now)?;
+        if !self.has_id() {
+            message.id = self.drawn_id.get_or_init(|| message.id.clone()).clone();
+        }
+        Ok(message)
     }
 }
 
@@ -115,16 +157,18 @@ impl Workshop {
             worker: self.worker.clone(),
             version: self.version.clone(),
         };
+        let repaired = package.repaired.as_ref();
+        let mut properties = death.properties(&package.properties, message.as_ref(), repaired);
+        if message.is_some() {
+            // One that was drawn is in logs and events already.
+            properties = properties.with_message_id(id.as_str().into());
+        }
         let letter = Letter {
             exchange: self.topology.names().dead_letter_exchange(&package.tier),
             routing_key: package.tier.clone(),
             content: Content::Forwarded {
                 payload: package.payload.clone(),
-                properties: death.properties(
-                    &package.properties,
-                    message.as_ref(),
-                    package.repaired.as_ref(),
-                ),
+                properties,
             },
         };
         let deadline = Instant::now() + self.settle_limit;
@@ -187,6 +231,23 @@ fn remember(mut message: Message, failure: &Failure) -> Message {
 
 /// The identifier that a message came with, if any, for messages about it.
 pub(super) fn given_id(properties: &BasicProperties) -> TaskId {
-    let id = properties.message_id().as_ref();
-    TaskId::from(id.map_or("without an id", |id| id.as_str()))
+    TaskId::from(identity::id(properties).unwrap_or("without an id"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_without_an_id_has_one_however_often_it_is_opened() {
+        for properties in [
+            BasicProperties::default(),
+            BasicProperties::default().with_message_id("".into()),
+        ] {
+            let properties = properties.with_type("greet".into());
+            let package = Package::new("normal".to_owned(), properties, Vec::new());
+            let opened = || package.open(SystemTime::now()).unwrap().id;
+            assert_eq!(opened(), opened());
+        }
+    }
 }

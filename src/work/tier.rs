@@ -8,10 +8,12 @@ use std::time::{Duration, SystemTime};
 use lapin::message::Delivery;
 use tokio::time::Instant;
 
-use super::memory::{Judgement, Key, Memory};
+use super::memory::{Judgement, Memory};
 use super::order::Supply;
+use super::repair::AFTER_A_LOSS;
 use super::settle::Package;
 use super::subscription::{Answer, Question, Subscription};
+use crate::backoff::Backoff;
 use crate::message::{Repaired, wire};
 
 /// How long a tier must be quiet before the broker is asked whether it has more.
@@ -38,13 +40,15 @@ pub(super) struct Tier {
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
+    subscribed_at: Instant,
+    /// The pauses after channels that were lost.
+    backoff: Backoff,
 }
 
 /// A message in hand that has not begun.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) tag: u64,
-    pub(super) key: Key,
     pub(super) crashes: u32,
     pub(super) is_suspect: bool,
     pub(super) package: Arc<Package>,
@@ -72,16 +76,6 @@ struct Asked {
     is_awaited: bool,
 }
 
-/// What became of a delivery that was received.
-pub(super) enum Received {
-    /// It waits for a slot.
-    Waiting,
-    /// It is settled already.
-    Settled,
-    /// It is what a job of this process, begun on an earlier channel, is at work on.
-    Adopted { key: Key, tag: u64 },
-}
-
 impl Tier {
     pub(super) fn new(name: String, queue: String, window: u16) -> Self {
         Self {
@@ -100,6 +94,8 @@ impl Tier {
                 next_look: Instant::now(),
             },
             gathering_since: None,
+            subscribed_at: Instant::now(),
+            backoff: Backoff::new(),
         }
     }
 
@@ -107,13 +103,21 @@ impl Tier {
     pub(super) fn subscribed(&mut self, subscription: Subscription) {
         self.generation += 1;
         self.subscription = Some(subscription);
+        self.subscribed_at = Instant::now();
+        self.memory.subscribed();
         // What waits in the queue is not known yet.
         self.outlook.expects_more = true;
         self.outlook.moved();
     }
 
-    /// Takes in a delivery.
-    pub(super) fn receive(&mut self, delivery: Delivery, repaired: Option<Repaired>) -> Received {
+    /// Takes in a delivery. `adopt` gives one that came again, with its tag, to a job that was begun on
+    /// an earlier channel and works on the same message, and says whether there is one.
+    pub(super) fn receive(
+        &mut self,
+        delivery: Delivery,
+        repaired: Option<Repaired>,
+        adopt: impl FnOnce(&Package, u64) -> bool,
+    ) {
         self.outlook.moved();
         let Delivery {
             delivery_tag: tag,
@@ -122,31 +126,27 @@ impl Tier {
             data,
             ..
         } = delivery;
-        let key = self.memory.key(&properties);
-        let judgement = self.memory.judge(key, redelivered, &properties);
-        match judgement {
-            Judgement::Done => {
-                self.finished(self.generation, tag);
-                return Received::Settled;
-            }
-            Judgement::Running => return Received::Adopted { key, tag },
-            Judgement::Innocent | Judgement::Suspect => {}
-        }
         let crashes = wire::number(&properties, "tierline-crashes").unwrap_or_default();
+        let package = Package {
+            repaired,
+            ..Package::new(self.name.clone(), properties, data)
+        };
+        let judgement = match redelivered {
+            true if adopt(&package, tag) => return,
+            true => self.memory.judge(&package),
+            false => self.memory.first_delivery(),
+        };
+        if judgement == Judgement::Done {
+            self.finished(self.generation, tag);
+            return;
+        }
         self.buffer.push_back(Held {
             tag,
-            key,
             crashes: u32::try_from(crashes).unwrap_or_default(),
             is_suspect: judgement == Judgement::Suspect,
-            package: Arc::new(Package {
-                tier: self.name.clone(),
-                properties,
-                payload: data,
-                repaired,
-            }),
+            package: Arc::new(package),
             arrived: Instant::now(),
         });
-        Received::Waiting
     }
 
     /// What the tier can give a free slot.
@@ -282,17 +282,19 @@ impl Tier {
         Some(outlook.next_look)
     }
 
-    /// A delivery of this generation is done with.
-    pub(super) fn finished(&mut self, generation: u64, tag: u64) {
-        if let Some(subscription) = self.current(generation) {
-            subscription.finished(tag);
-        }
+    /// A delivery of this generation is done with. Whether it can be acknowledged: its channel is there.
+    pub(super) fn finished(&mut self, generation: u64, tag: u64) -> bool {
+        let subscription = self.current(generation);
+        subscription.map(|it| it.finished(tag)).is_some()
     }
 
-    /// A delivery of this generation goes back to the broker. Should it come again, that is why.
-    pub(super) fn give_back(&mut self, generation: u64, tag: u64, key: Key) {
-        if self.refuse(generation, tag) {
-            self.memory.returned(key);
+    /// A delivery of this generation goes back to the broker, or was lost with its channel. Should it
+    /// come again, that is why.
+    pub(super) fn give_back(&mut self, generation: u64, tag: u64, package: &Package) {
+        let is_lost = !self.refuse(generation, tag);
+        // One without an id was counted when its channel was lost.
+        if package.has_id() || !is_lost {
+            self.memory.returned(package.key());
         }
     }
 
@@ -302,13 +304,29 @@ impl Tier {
         subscription.map(|it| it.give_back(tag)).is_some()
     }
 
+    /// A job ran to its end, and nothing follows on it.
+    pub(super) fn completed(&mut self, generation: u64, tag: u64, package: &Package) {
+        match self.finished(generation, tag) {
+            true => self.memory.ended(package.key()),
+            false => self.memory.ended_unacknowledged(package.key()),
+        }
+    }
+
+    /// What follows on a delivery is stored. Should it come again all the same, because its channel was
+    /// lost, it is no suspect.
+    pub(super) fn succeeded(&mut self, generation: u64, tag: u64, package: &Package) {
+        if !self.finished(generation, tag) && package.has_id() {
+            self.memory.returned(package.key());
+        }
+    }
+
     /// Gives back what has waited for a slot since before `since`.
     pub(super) fn give_back_waiting(&mut self, since: Instant) -> Vec<Held> {
         // In the order of their arrival, except for what did not get through the gate.
         let number = self.buffer.partition_point(|held| held.arrived <= since);
         let back: Vec<Held> = self.buffer.drain(..number).collect();
         for held in &back {
-            self.give_back(self.generation, held.tag, held.key);
+            self.give_back(self.generation, held.tag, &held.package);
         }
         back
     }
@@ -318,16 +336,25 @@ impl Tier {
         self.buffer.front().map(|held| held.arrived)
     }
 
-    /// The channel is gone, and with it all that was in hand; these keys are still running.
-    pub(super) fn lost(&mut self, running: impl Iterator<Item = Key>) {
-        if let Some(subscription) = self.subscription.take() {
-            tokio::spawn(subscription.close());
-        }
-        let waiting = self.buffer.drain(..).map(|held| held.key);
-        self.memory.lost(SystemTime::now(), running, waiting);
+    /// The channel is gone, and with it all that was in hand. So many messages that came on it and have
+    /// no id are being run.
+    pub(super) fn lost(&mut self, running_without_id: usize) {
+        let Some(subscription) = self.subscription.take() else {
+            return;
+        };
+        tokio::spawn(subscription.close());
+        let waiting = self.buffer.drain(..).map(|held| held.package.key());
+        let now = SystemTime::now();
+        self.memory.lost(now, waiting, running_without_id);
         self.outlook.nothing_more();
         self.outlook.question = None;
         self.gathering_since = None;
+    }
+
+    /// How long to wait before the channel that is lost is made again.
+    pub(super) fn pause_after_loss(&mut self) -> Duration {
+        let pause = self.backoff.next_after(self.subscribed_at.elapsed());
+        pause.max(AFTER_A_LOSS)
     }
 
     /// The channel, if it is the one of this generation: a tag means nothing on another.
@@ -365,5 +392,20 @@ impl std::fmt::Debug for Outlook {
         out.debug_struct("Outlook")
             .field("expects_more", &self.expects_more)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_that_is_lost_again_and_again_is_made_ever_more_seldom() {
+        let mut tier = Tier::new("normal".to_owned(), "hotel.normal".to_owned(), 8);
+        assert_eq!(tier.pause_after_loss(), AFTER_A_LOSS);
+        let _pauses: Vec<_> = (0..4).map(|_| tier.pause_after_loss()).collect();
+        assert!(tier.pause_after_loss() >= Duration::from_millis(500));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(tier.pause_after_loss(), AFTER_A_LOSS);
     }
 }

@@ -77,12 +77,12 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Watches a handler that is polled through the returned watch, until `forget`.
+    /// Has a handler watched for as long as what is returned lives.
     pub(super) fn add(
         &self,
         hard_limit: Duration,
         report: impl Fn(Report) + Send + Sync + 'static,
-    ) -> (u64, Arc<Watch>) {
+    ) -> Watching<'_> {
         let watch = Arc::new(Watch {
             begin: self.begin,
             polled_since: AtomicU64::new(0),
@@ -93,11 +93,11 @@ impl Watchdog {
         });
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.lock().insert(number, watch.clone());
-        (number, watch)
-    }
-
-    pub(super) fn forget(&self, number: u64) {
-        self.lock().remove(&number);
+        Watching {
+            watchdog: self,
+            number,
+            watch,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Watch>>> {
@@ -162,20 +162,45 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// A handler that tells its watch whenever it is polled.
-pub(super) struct Watched<F> {
-    pub(super) handler: F,
-    pub(super) watch: Arc<Watch>,
+/// The place of a handler among those that are watched. Dropped, it is free: also where the handler is
+/// dropped before its end.
+pub(super) struct Watching<'a> {
+    watchdog: &'a Watchdog,
+    number: u64,
+    watch: Arc<Watch>,
 }
 
-impl<F: Future + Unpin> Future for Watched<F> {
+impl<'a> Watching<'a> {
+    pub(super) fn watch<F>(self, handler: F) -> Watched<'a, F> {
+        Watched {
+            handler,
+            watching: self,
+        }
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.watchdog.lock().remove(&self.number);
+    }
+}
+
+/// A handler that tells its watch whenever it is polled.
+pub(super) struct Watched<'a, F> {
+    handler: F,
+    watching: Watching<'a>,
+}
+
+impl<F: Future + Unpin> Future for Watched<'_, F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let since = now(self.watch.begin).max(1);
-        self.watch.polled_since.store(since, Ordering::Release);
-        let polled = Pin::new(&mut self.handler).poll(cx);
-        self.watch.polled_since.store(0, Ordering::Release);
+        let this = &mut *self;
+        let since = now(this.watching.watch.begin).max(1);
+        let polled_since = &this.watching.watch.polled_since;
+        polled_since.store(since, Ordering::Release);
+        let polled = Pin::new(&mut this.handler).poll(cx);
+        polled_since.store(0, Ordering::Release);
         polled
     }
 }

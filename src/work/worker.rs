@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -114,6 +114,12 @@ impl Worker {
     /// is running has the grace period. It ends at most two seconds after that, whatever the broker
     /// does. Lost connections are made again for ever, so nothing but a mistake ends it before.
     ///
+    /// Dropping the returned future, as `select!` and `timeout` do, is a way to end without any grace:
+    /// it drops the running handlers at their next `await`, and the broker takes their messages back
+    /// once they are gone. A blocking handler ([`blocking`](crate::task::blocking)), or code that a
+    /// handler spawned elsewhere, cannot be ended and runs on; its context is cancelled. To other workers
+    /// this looks like a crash, and they count it as one: let `shutdown` complete where you can.
+    ///
     /// # Errors
     /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`] and what [`Registry::collected`] finds,
     /// before anything is begun.
@@ -176,7 +182,7 @@ impl Worker {
         let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
         let (first, mut asked) = watch::channel(0_u32);
-        let listening = tokio::spawn(async move {
+        let listening = AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 tokio::select! {
                     _ = terminate.recv() => {}
@@ -184,7 +190,7 @@ impl Worker {
                 }
                 first.send_modify(|times| *times += 1);
             }
-        });
+        }));
         let mut again = asked.clone();
         let worker = self.hurry(async move {
             let _ = again.wait_for(|times| *times >= 2).await;
@@ -194,7 +200,7 @@ impl Worker {
                 let _ = asked.wait_for(|times| *times >= 1).await;
             })
             .await;
-        listening.abort();
+        drop(listening);
         ended
     }
 }
@@ -203,6 +209,14 @@ impl Worker {
 struct Pools {
     groups: JoinSet<()>,
     phase: watch::Sender<Phase>,
+    cancelled: Cancellation,
+}
+
+impl Drop for Pools {
+    fn drop(&mut self) {
+        // Handlers that cannot be dropped learn at least that nobody waits for them.
+        self.cancelled.cancel();
+    }
 }
 
 impl Pools {
@@ -211,6 +225,7 @@ impl Pools {
         let mut pools = Self {
             groups: JoinSet::new(),
             phase,
+            cancelled: shop.cancelled.clone(),
         };
         for group in names.iter().filter_map(|name| topology.group(name)) {
             let (shop, phase) = (shop.clone(), pools.phase.subscribe());
@@ -270,13 +285,15 @@ impl Pools {
 /// Serves a group until the shutdown is over. Should it fail, which only a mistake of ours could
 /// cause, it begins anew: the broker takes back what it had in hand.
 async fn serve(shop: Arc<Workshop>, group: topology::Group, phase: watch::Receiver<Phase>) {
+    let mut backoff = Backoff::new();
     loop {
+        let begin = Instant::now();
         let serving = Group::new(shop.clone(), &group, phase.clone()).run();
         match AssertUnwindSafe(serving).catch_unwind().await {
             Ok(()) => return,
             Err(_) => tracing::error!(group = group.name, "a group failed, it begins anew"),
         }
-        Backoff::new().pause().await;
+        backoff.pause_after(begin.elapsed()).await;
     }
 }
 

@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod dropped;
 mod faults;
+mod identity;
 mod outcomes;
+mod reconnect;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +16,7 @@ use lapin::{BasicProperties, ConnectionProperties};
 use tierline::message::{Death, Message};
 use tierline::observe::Event;
 use tierline::{Registry, Tierline, Topology};
-use tierline_testbed::{Vhost, vhost};
+use tierline_testbed::{Proxy, Vhost, vhost};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -160,6 +163,15 @@ fn line(event: &Event<'_>) -> String {
         Event::Disconnected { purpose, cause } => format!("disconnected {purpose:?}: {cause}"),
         other => format!("{other:?}"),
     }
+}
+
+/// The way to a virtual host through a proxy.
+async fn behind_a_proxy(vhost: &Vhost) -> (String, Proxy) {
+    let url = vhost.amqp_url();
+    let (server, path) = url.rsplit_once('/').unwrap();
+    let (host, port) = server.rsplit_once(':').unwrap();
+    let proxy = Proxy::start(port.parse().unwrap()).await.unwrap();
+    (format!("{host}:{}/{path}", proxy.port()), proxy)
 }
 
 /// Takes one message out of a queue, waiting for it.

@@ -17,7 +17,7 @@ use tierline::{
 use tierline_testbed::Vhost;
 use tokio::sync::Notify;
 
-use crate::{Heard, Working, take_dead, take_one};
+use crate::{Heard, PATIENCE, Working, take_dead, take_one};
 
 const MAP: &str = r#"
     app = "hotel"
@@ -219,6 +219,27 @@ async fn a_foreign_message_that_makes_no_sense_is_parked_as_it_came() {
     );
     let headers = properties.headers().as_ref().unwrap().inner();
     assert_eq!(headers["flag"], AMQPValue::Boolean(true));
+    working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_id_that_is_drawn_for_a_message_without_one_is_that_of_its_dead_letter() {
+    let (sender, mut ids) = tokio::sync::mpsc::unbounded_channel();
+    let registry = clean(move |_: Clean, cx: Context| {
+        let _ = sender.send(cx.id().clone());
+        async { Outcome::dead("no key") }
+    });
+    let working = Working::begin(MAP, registry).await;
+    for id in [None, Some("")] {
+        let mut properties = BasicProperties::default().with_type("hotel.clean".into());
+        if let Some(id) = id {
+            properties = properties.with_message_id(id.into());
+        }
+        send(&working.vhost, "normal", br#"{"room":1}"#, properties).await;
+        let drawn = tokio::time::timeout(PATIENCE, ids.recv()).await;
+        let (message, _) = take_dead(&working.vhost, "hotel.normal.dlq").await;
+        assert_eq!(message.unwrap().id, drawn.unwrap().unwrap());
+    }
     working.end().await;
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Group;
-use crate::backoff::Backoff;
+use super::jobs::Running;
 use crate::broker::Connection;
 use crate::observe::{Event, Purpose};
 use crate::work::Phase;
@@ -24,7 +24,6 @@ const ONE_TIER: Duration = Duration::from_secs(5);
 impl Group {
     /// A connection, however long it takes. `None` where the shutdown is over before.
     pub(super) async fn connect(&mut self) -> Option<Connection> {
-        let mut backoff = Backoff::new();
         let urls = self.shop.urls.clone();
         let purpose = Purpose::Work;
         for url in urls.iter().cycle().skip(self.next_url % urls.len()) {
@@ -51,14 +50,15 @@ impl Group {
                     self.next_url += 1;
                 }
             }
-            self.unless_left(backoff.pause()).await?;
+            let pause = self.backoff.next();
+            self.unless_left(sleep(pause)).await?;
         }
         None
     }
 
     /// What `future` gives, or `None` where the shutdown is over before. What runs goes on meanwhile,
     /// and when it ends it gives back its right to run: others may wait for that.
-    async fn unless_left<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+    pub(super) async fn unless_left<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let mut left = pin!(left(self.phase.clone()));
         let mut future = pin!(future);
         loop {
@@ -103,9 +103,10 @@ impl Group {
             let mut repair = self.repair(tier, connection, Duration::ZERO);
             let repaired = timeout(ONE_TIER, poll_fn(|cx| repair.poll(cx)));
             match self.unless_left(repaired).await {
-                Some(Ok(repaired)) => self.repaired(tier, repaired),
+                Some(Ok(Some(repaired))) => self.repaired(tier, repaired),
                 Some(Err(_)) => self.repairs[tier] = Some(repair),
-                None => return,
+                // The connection is gone again, or the shutdown is over.
+                Some(Ok(None)) | None => return,
             }
         }
     }
@@ -134,7 +135,10 @@ impl Group {
         };
         if let Poll::Ready(repaired) = repair.poll(cx) {
             self.repairs[tier] = None;
-            self.repaired(tier, repaired);
+            // Without a connection there is nothing to subscribe on: the turn looks at that.
+            if let Some(repaired) = repaired {
+                self.repaired(tier, repaired);
+            }
             // Its first delivery may be here already, and nobody was told to look.
             cx.waker().wake_by_ref();
         }
@@ -170,14 +174,16 @@ impl Group {
 
     pub(super) fn lose(&mut self, tier: usize) {
         self.repairs[tier] = None;
-        let of_tier = self.running.values().filter(|job| job.tier == tier);
-        let keys: Vec<_> = of_tier.map(|job| job.key).collect();
         let waiting = self.alone.take_if(|(waiting, ..)| *waiting == tier);
         let state = &mut self.tiers[tier];
         if let Some((_, held, _)) = waiting {
             state.buffer.push_back(held);
         }
-        state.lost(keys.into_iter());
+        let generation = state.generation;
+        let came_on_it = |job: &&Running| job.tier == tier && job.generation == generation;
+        let running = self.running.values().filter(came_on_it);
+        let without_id = running.filter(|job| !job.package.has_id()).count();
+        state.lost(without_id);
     }
 
     /// Says goodbye, after the last acknowledgements.

@@ -1,0 +1,128 @@
+//! Which message a delivery is, to know it again when it comes again.
+
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::mem::discriminant;
+use std::sync::LazyLock;
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, ShortString};
+
+/// One message, as a number: all that its publisher said and all that tierline wrote to it. A retry or
+/// a copy with another crash count is another message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key(u64);
+
+/// One for the process, and not predictable: nobody can make two messages that share a number.
+static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl Key {
+    /// The key of a message. `None` where it has no id: nothing then tells it from the next one.
+    pub(super) fn of(properties: &BasicProperties, payload: &[u8]) -> Option<Self> {
+        let id = id(properties)?;
+        let mut hasher = HASHER.build_hasher();
+        id.hash(&mut hasher);
+        properties.kind().hash(&mut hasher);
+        properties.correlation_id().hash(&mut hasher);
+        properties.reply_to().hash(&mut hasher);
+        properties.timestamp().hash(&mut hasher);
+        properties.app_id().hash(&mut hasher);
+        let headers = properties.headers().iter().flat_map(|it| it.inner());
+        for (name, value) in headers {
+            // The broker counts deliveries in headers of its own.
+            if !name.as_str().starts_with("x-") {
+                name.hash(&mut hasher);
+                hash(value, &mut hasher);
+            }
+        }
+        payload.hash(&mut hasher);
+        Some(Self(hasher.finish()))
+    }
+}
+
+/// The identifier that a message came with. An empty one is none.
+pub(super) fn id(properties: &BasicProperties) -> Option<&str> {
+    let id = properties.message_id().as_ref().map(ShortString::as_str);
+    id.filter(|id| !id.is_empty())
+}
+
+/// What is inside tables and arrays is left out: no handler can read that.
+fn hash(value: &AMQPValue, hasher: &mut impl Hasher) {
+    discriminant(value).hash(hasher);
+    match value {
+        AMQPValue::Boolean(value) => value.hash(hasher),
+        AMQPValue::ShortShortInt(value) => value.hash(hasher),
+        AMQPValue::ShortShortUInt(value) => value.hash(hasher),
+        AMQPValue::ShortInt(value) => value.hash(hasher),
+        AMQPValue::ShortUInt(value) => value.hash(hasher),
+        AMQPValue::LongInt(value) => value.hash(hasher),
+        AMQPValue::LongUInt(value) => value.hash(hasher),
+        AMQPValue::LongLongInt(value) => value.hash(hasher),
+        AMQPValue::Timestamp(value) => value.hash(hasher),
+        AMQPValue::Float(value) => value.to_bits().hash(hasher),
+        AMQPValue::Double(value) => value.to_bits().hash(hasher),
+        AMQPValue::ShortString(text) => text.hash(hasher),
+        AMQPValue::LongString(text) => text.as_bytes().hash(hasher),
+        AMQPValue::ByteArray(bytes) => bytes.as_slice().hash(hasher),
+        AMQPValue::DecimalValue(_)
+        | AMQPValue::FieldArray(_)
+        | AMQPValue::FieldTable(_)
+        | AMQPValue::Void => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    fn message(id: &str, task: &str) -> BasicProperties {
+        BasicProperties::default()
+            .with_message_id(id.into())
+            .with_type(task.into())
+    }
+
+    fn with_header(properties: BasicProperties, name: &str, value: AMQPValue) -> BasicProperties {
+        let mut headers = properties.headers().clone().unwrap_or_default();
+        headers.insert(name.into(), value);
+        properties.with_headers(headers)
+    }
+
+    #[test]
+    fn a_message_without_an_id_has_no_key() {
+        let nameless = BasicProperties::default().with_type("dig".into());
+        assert_eq!(Key::of(&nameless, b"{}"), None);
+        assert_eq!(Key::of(&message("", "dig"), b"{}"), None);
+    }
+
+    #[test]
+    fn messages_of_the_same_id_that_differ_in_anything_have_keys_of_their_own() {
+        let plain = message("1", "dig");
+        let key = |properties: &BasicProperties| Key::of(properties, b"{}").unwrap();
+        assert_eq!(key(&plain), key(&message("1", "dig")));
+        assert_ne!(key(&plain), Key::of(&plain, b"{ }").unwrap());
+        assert_ne!(key(&plain), key(&message("2", "dig")));
+        assert_ne!(key(&plain), key(&message("1", "fill")));
+        assert_ne!(
+            key(&plain),
+            key(&plain.clone().with_correlation_id("c".into()))
+        );
+        let of_header = |name, value| key(&with_header(plain.clone(), name, value));
+        let texts = ["ada", "bob"].map(|text| AMQPValue::LongString(text.into()));
+        let [ada, bob] = texts.map(|text| of_header("tenant", text));
+        let attempts = [1, 2].map(|number| of_header("tierline-attempt", number.into()));
+        assert!(key(&plain) != ada && ada != bob && attempts[0] != attempts[1]);
+        // A name and its value are not one text.
+        let table: FieldTable = FieldTable::default();
+        assert_eq!(key(&plain), key(&plain.clone().with_headers(table)));
+    }
+
+    #[test]
+    fn a_message_that_comes_again_has_the_key_that_it_had() {
+        let plain = message("1", "dig");
+        for (name, count) in [("x-delivery-count", 3_i64), ("x-acquired-count", 4)] {
+            let again = with_header(plain.clone(), name, count.into());
+            assert_eq!(Key::of(&plain, b"{}"), Key::of(&again, b"{}"));
+        }
+    }
+}

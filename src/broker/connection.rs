@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::Address;
 use super::greeting::{Greeting, Listening, ListeningReactor};
+use super::inflow::{ClosesGate, ReadBudget, ReadGate};
 use crate::Error;
 use crate::topology::capabilities::Capabilities;
 
@@ -36,6 +37,8 @@ pub struct Connection {
     inner: lapin::Connection,
     address: Address,
     capabilities: Capabilities,
+    /// Where it must not read faster than its messages are taken.
+    gate: Option<ClosesGate>,
 }
 
 impl Connection {
@@ -47,8 +50,23 @@ impl Connection {
     /// [`Error::VirtualHostRefused`]; [`Error::UnknownBrokerVersion`] and
     /// [`Error::UnsupportedBroker`].
     pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
+        Self::open_with(url, name, None).await
+    }
+
+    /// The same, for a connection that reads ahead of its consumers by no more than `budget`.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn open_within(
+        url: &str,
+        name: &str,
+        budget: &ReadBudget,
+    ) -> Result<Self, Error> {
+        Self::open_with(url, name, Some(budget.clone())).await
+    }
+
+    async fn open_with(url: &str, name: &str, budget: Option<ReadBudget>) -> Result<Self, Error> {
         let address: Address = url.parse()?;
-        let greeting = Greeting::default();
+        let gate = budget.map(ReadGate::new);
+        let greeting = Greeting::behind(gate.clone());
         let unless_opened = greeting.abandoned.clone().drop_guard();
         let connecting = connect(&address, name, &greeting);
         let inner = match timeout(OPEN_LIMIT, connecting).await {
@@ -64,6 +82,7 @@ impl Connection {
             inner,
             address,
             capabilities,
+            gate: gate.map(ClosesGate),
         })
     }
 
@@ -93,6 +112,9 @@ impl Connection {
 
     /// Closes the connection, so that the broker does not log it as lost.
     pub async fn close(self) {
+        if let Some(ClosesGate(gate)) = &self.gate {
+            gate.close();
+        }
         let goodbye = self.inner.close(200, "done".into());
         // It is gone either way.
         let _ = timeout(CLOSE_LIMIT, goodbye).await;

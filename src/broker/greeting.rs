@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_rs::Tokio;
@@ -19,6 +19,8 @@ use lapin::AsyncTcpStream;
 use lapin::protocol::{AMQPClass, connection, parse_class};
 use lapin::types::AMQPValue;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::inflow::ReadGate;
 
 /// Far above what any broker says of itself: what is longer is no greeting.
 const LONGEST: usize = 64 << 10;
@@ -34,9 +36,19 @@ pub(super) struct Greeting {
     /// and would keep it, and the socket, for as long as a silent server does.
     pub(super) abandoned: CancellationToken,
     is_open: Arc<AtomicBool>,
+    /// Asked before each read, where reading is limited.
+    gate: Option<ReadGate>,
 }
 
 impl Greeting {
+    /// The greeting of a connection that reads only when its gate is open.
+    pub(super) fn behind(gate: Option<ReadGate>) -> Self {
+        Self {
+            gate,
+            ..Self::default()
+        }
+    }
+
     /// Lets the stream step aside: the connection is open, and nobody abandons it any more.
     pub(super) fn opened(&self) {
         self.is_open.store(true, Ordering::Relaxed);
@@ -80,6 +92,7 @@ pub(super) struct Listening {
     greeting: Option<Greeting>,
     /// Until the connection is open.
     abandoned: Option<Abandoned>,
+    gate: Option<ReadGate>,
 }
 
 struct Abandoned {
@@ -97,6 +110,7 @@ impl Listening {
                 waiting: Box::pin(greeting.abandoned.clone().cancelled_owned()),
                 is_open: Arc::clone(&greeting.is_open),
             }),
+            gate: greeting.gate.clone(),
             greeting: Some(greeting),
         }
     }
@@ -115,6 +129,19 @@ impl Listening {
         }
     }
 
+    fn poll_may_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &self.gate {
+            Some(gate) => gate.poll_may_read(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn has_read(&self, bytes: usize) {
+        if let Some(gate) = &self.gate {
+            gate.has_read(bytes);
+        }
+    }
+
     fn heard(&mut self, bytes: &[u8]) {
         self.greeting = self.greeting.take().filter(|greeting| greeting.keep(bytes));
     }
@@ -127,8 +154,10 @@ impl AsyncRead for Listening {
         buffer: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         self.poll_abandoned(cx)?;
+        ready!(self.poll_may_read(cx))?;
         let answer = Pin::new(&mut self.inner).poll_read(cx, buffer);
         if let Poll::Ready(Ok(length)) = answer {
+            self.has_read(length);
             self.heard(&buffer[..length]);
         }
         answer
@@ -140,8 +169,10 @@ impl AsyncRead for Listening {
         buffers: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>> {
         self.poll_abandoned(cx)?;
+        ready!(self.poll_may_read(cx))?;
         let answer = Pin::new(&mut self.inner).poll_read_vectored(cx, buffers);
         if let Poll::Ready(Ok(mut length)) = answer {
+            self.has_read(length);
             for buffer in buffers.iter() {
                 let filled = length.min(buffer.len());
                 self.heard(&buffer[..filled]);

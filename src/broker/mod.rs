@@ -6,6 +6,11 @@ mod connection;
 mod difference;
 mod doctor;
 mod greeting;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "the collector alone needs it")
+)]
+mod inflow;
 mod lanes;
 #[cfg(feature = "management")]
 mod management;
@@ -16,5 +21,7 @@ pub use apply::{Applied, apply};
 pub use connection::Connection;
 pub use difference::{Change, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
+#[cfg(feature = "postgres")]
+pub(crate) use inflow::ReadBudget;
 #[cfg(feature = "management")]
 pub use {apply::apply_with, doctor::doctor_with, management::Management};

@@ -61,7 +61,8 @@ pub(super) struct Entry {
     pub(super) worker_version: Option<String>,
     pub(super) fingerprint: String,
     pub(super) payload: Vec<u8>,
-    pub(super) payload_json: Option<String>,
+    /// Whether the payload is JSON that Postgres most likely accepts.
+    pub(super) is_json: bool,
     pub(super) properties: Vec<u8>,
     pub(super) headers: Option<String>,
     pub(super) redriven_from: Option<i64>,
@@ -139,7 +140,7 @@ impl Entry {
             worker: death.as_ref().map(|death| readable(&death.worker)),
             worker_version: death.as_ref().map(|death| readable(&death.version)),
             fingerprint,
-            payload_json: accepted_json(&payload),
+            is_json: is_accepted_json(&payload),
             payload,
             properties: properties::encode(delivered),
             headers: Some(json_text(&json!(shown_headers(table)))),
@@ -151,7 +152,7 @@ impl Entry {
 
     /// The same row without the form for queries of what Postgres may refuse.
     pub(super) fn without_json(&mut self) {
-        self.payload_json = None;
+        self.is_json = false;
     }
 
     /// The same row as bytes alone: all that is left of it is sure to be accepted.
@@ -279,11 +280,12 @@ fn without_nul(json: String) -> String {
     }
 }
 
-/// The payload, where it is JSON that Postgres most likely accepts.
-fn accepted_json(payload: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(payload).ok()?;
-    let is_json = serde_json::from_str::<IgnoredAny>(text).is_ok();
-    (is_json && !text.contains("\\u0000")).then(|| text.to_owned())
+/// Whether the payload is JSON that Postgres most likely accepts.
+fn is_accepted_json(payload: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(payload) else {
+        return false;
+    };
+    serde_json::from_str::<IgnoredAny>(text).is_ok() && !text.contains("\\u0000")
 }
 
 /// The headers for people: texts and numbers as they are, the rest described.
@@ -430,7 +432,7 @@ mod tests {
             (b"\"\\u0000\"", false),
         ] {
             let entry = entry(&BasicProperties::default(), payload);
-            assert_eq!(entry.payload_json.is_some(), is_json);
+            assert_eq!(entry.is_json, is_json);
             assert_eq!(entry.payload, payload);
         }
     }

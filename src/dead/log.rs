@@ -1,10 +1,16 @@
 //! Writing to the log: many rows in one statement, each of them once.
 
-use sqlx::PgConnection;
+use std::ops::Range;
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection};
 
 use super::entry::Entry;
 use crate::Error;
 use crate::database::{Database, STATEMENT_LIMIT, Time};
+
+/// From this many bytes on, the buffer of a connection is not kept for the next statement.
+const LARGE: usize = 1 << 20;
 
 /// What a batch came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,24 +28,21 @@ pub(super) struct Written {
 pub(super) async fn write(
     database: &Database,
     app: &str,
-    entries: &[Entry],
+    entries: &mut [Entry],
 ) -> Result<Written, Error> {
-    match write_at_once(database, app, entries).await {
-        Err(Error::DatabaseRefused { .. }) => {}
-        written => return written,
-    }
     let mut written = Written::default();
-    let mut batches = vec![(entries.to_vec(), Care::Usual)];
-    while let Some((mut entries, care)) = batches.pop() {
-        match write_at_once(database, app, &entries).await {
+    let mut batches: Vec<(Range<usize>, Care)> = vec![(0..entries.len(), Care::Usual)];
+    while let Some((range, care)) = batches.pop() {
+        let batch = &mut entries[range.clone()];
+        match write_at_once(database, app, batch).await {
             Ok(more) => {
                 written.new += more.new;
                 written.repeated += more.repeated;
             }
-            Err(Error::DatabaseRefused { .. }) if entries.len() > 1 => {
-                let second = entries.split_off(entries.len() / 2);
-                batches.push((second, care));
-                batches.push((entries, care));
+            Err(Error::DatabaseRefused { .. }) if batch.len() > 1 => {
+                let middle = range.start + range.len() / 2;
+                batches.push((middle..range.end, care));
+                batches.push((range.start..middle, care));
             }
             Err(Error::DatabaseRefused { cause, .. }) if care != Care::BytesAlone => {
                 let next = match care {
@@ -47,13 +50,13 @@ pub(super) async fn write(
                     _ => Care::BytesAlone,
                 };
                 tracing::warn!(?next, %cause, "Postgres refuses a dead letter as it is");
-                for entry in &mut entries {
+                for entry in batch {
                     match next {
                         Care::WithoutJson => entry.without_json(),
                         _ => entry.bytes_alone(),
                     }
                 }
-                batches.push((entries, next));
+                batches.push((range, next));
             }
             Err(error) => return Err(error),
         }
@@ -66,9 +69,11 @@ async fn write_at_once(
     app: &str,
     entries: &[Entry],
 ) -> Result<Written, Error> {
-    let writing = insert(database, app, entries);
-    let tried = "log dead letters";
-    let new = database.within(STATEMENT_LIMIT, tried, writing).await?;
+    // One message may be as large as the broker allows: it has the time that it needs.
+    let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
+    let limit = STATEMENT_LIMIT + Duration::from_secs((bytes >> 20) as u64);
+    let writing = insert(database, app, entries, bytes);
+    let new = database.within(limit, "log dead letters", writing).await?;
     Ok(Written {
         new,
         repeated: entries.len() as u64 - new,
@@ -83,36 +88,48 @@ enum Care {
     BytesAlone,
 }
 
-async fn insert(database: &Database, app: &str, entries: &[Entry]) -> Result<u64, sqlx::Error> {
+async fn insert(
+    database: &Database,
+    app: &str,
+    entries: &[Entry],
+    bytes: usize,
+) -> Result<u64, sqlx::Error> {
+    let mut connection = database.pool().acquire().await?;
     let redriven: Vec<&Entry> = entries
         .iter()
         .filter(|entry| entry.redriven_from.is_some())
         .collect();
-    if redriven.is_empty() {
-        let mut connection = database.pool().acquire().await?;
-        return insert_rows(&mut connection, app, entries).await;
+    let new = if redriven.is_empty() {
+        insert_rows(&mut connection, app, entries).await?
+    } else {
+        let mut transaction = connection.begin().await?;
+        let new = insert_rows(&mut transaction, app, entries).await?;
+        mark_dead_again(&mut transaction, app, &redriven).await?;
+        transaction.commit().await?;
+        new
+    };
+    if bytes >= LARGE {
+        connection.shrink_buffers();
     }
-    let mut transaction = database.pool().begin().await?;
-    let new = insert_rows(&mut transaction, app, entries).await?;
-    mark_dead_again(&mut transaction, app, &redriven).await?;
-    transaction.commit().await?;
     Ok(new)
 }
 
+/// The payload is sent once: Postgres makes the JSON for queries from it.
 const INSERT: &str = "\
     INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
         error_kind, error_type, causes, attempts, history, enqueued_at, died_at, worker, \
         worker_version, fingerprint, payload, payload_json, properties, headers, redriven_from) \
     SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
         causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, worker_version, \
-        fingerprint, payload, payload_json::jsonb, properties, headers::jsonb, redriven_from \
+        fingerprint, payload, CASE WHEN is_json THEN convert_from(payload, 'UTF8')::jsonb END, \
+        properties, headers::jsonb, redriven_from \
     FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
         $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], $14::timestamptz[], \
-        $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::text[], \
+        $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::bool[], \
         $21::bytea[], $22::text[], $23::bigint[]) \
         AS entry (identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
             causes, attempts, history, enqueued_at, died_at, worker, worker_version, fingerprint, \
-            payload, payload_json, properties, headers, redriven_from) \
+            payload, is_json, properties, headers, redriven_from) \
     ON CONFLICT (app, identity, life) DO NOTHING";
 
 async fn insert_rows(
@@ -143,7 +160,7 @@ async fn insert_rows(
         .bind(column(entries, |entry| entry.worker_version.as_deref()))
         .bind(column(entries, |entry| entry.fingerprint.as_str()))
         .bind(column(entries, |entry| entry.payload.as_slice()))
-        .bind(column(entries, |entry| entry.payload_json.as_deref()))
+        .bind(column(entries, |entry| entry.is_json))
         .bind(column(entries, |entry| entry.properties.as_slice()))
         .bind(column(entries, |entry| entry.headers.as_deref()))
         .bind(column(entries, |entry| entry.redriven_from))

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `entry`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
-//! | `collect`, `queues`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
+//! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
 //! | `filter`, `letter`, `list` | reading the log |
 //! | `triage` | what probably caused a failure, and what to do about it |
 //! | `redrive`, `bulk`, `run`, `operation`, `discard` | one back, many back, none back |
@@ -25,6 +25,7 @@ mod properties;
 mod queues;
 mod redrive;
 mod run;
+mod subscription;
 mod times;
 mod triage;
 mod words;

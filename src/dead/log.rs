@@ -114,7 +114,8 @@ async fn insert(
     Ok(new)
 }
 
-/// The payload is sent once: Postgres makes the JSON for queries from it.
+/// The payload is sent once: Postgres makes the JSON for queries from it. A row of an earlier release
+/// has another identity, under which the same message is looked for.
 const INSERT: &str = "\
     INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
         error_kind, error_type, causes, attempts, history, enqueued_at, died_at, worker, \
@@ -126,10 +127,14 @@ const INSERT: &str = "\
     FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
         $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], $14::timestamptz[], \
         $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::bool[], \
-        $21::bytea[], $22::text[], $23::bigint[]) \
+        $21::bytea[], $22::text[], $23::bigint[], $24::text[]) \
         AS entry (identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
             causes, attempts, history, enqueued_at, died_at, worker, worker_version, fingerprint, \
-            payload, is_json, properties, headers, redriven_from) \
+            payload, is_json, properties, headers, redriven_from, earlier_identity) \
+    WHERE earlier_identity IS NULL OR NOT EXISTS (SELECT FROM tierline.dead_letters AS known \
+        WHERE known.app = $1 AND known.identity = entry.earlier_identity \
+        AND known.life = entry.life AND known.task IS NOT DISTINCT FROM entry.task \
+        AND known.payload = entry.payload) \
     ON CONFLICT (app, identity, life) DO NOTHING";
 
 async fn insert_rows(
@@ -164,6 +169,7 @@ async fn insert_rows(
         .bind(column(entries, |entry| entry.properties.as_slice()))
         .bind(column(entries, |entry| entry.headers.as_deref()))
         .bind(column(entries, |entry| entry.redriven_from))
+        .bind(column(entries, |entry| entry.earlier_identity.as_deref()))
         .execute(connection)
         .await?;
     Ok(inserted.rows_affected())

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `entry`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
+//! | `entry`, `identity`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
 //! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
 //! | `filter`, `letter`, `list` | reading the log |
 //! | `triage` | what probably caused a failure, and what to do about it |
@@ -16,6 +16,7 @@ mod entry;
 mod filter;
 mod fingerprint;
 mod housekeeping;
+mod identity;
 mod letter;
 mod list;
 mod log;

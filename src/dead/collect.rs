@@ -220,8 +220,9 @@ impl Collector {
 
     /// Whether the log can be written to.
     async fn ask_database(&self) -> Result<(), Error> {
-        let asking =
-            sqlx::query("SELECT FROM tierline.dead_letters LIMIT 1").execute(self.database.pool());
+        // The newest of the tables and columns that it needs.
+        let asking = sqlx::query("SELECT FROM tierline.dead_letter_alerts LIMIT 1")
+            .execute(self.database.pool());
         let asking = async { asking.await.map(drop) };
         let tried = "collect dead letters";
         self.database.within(STATEMENT_LIMIT, tried, asking).await

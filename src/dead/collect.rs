@@ -269,6 +269,10 @@ impl Collector {
             };
             let (mut entries, last) = queues.read(&self.topology, batch);
             if entries.is_empty() {
+                // Consumers end with their connection.
+                if !place.connection.is_open() {
+                    return Err(lost(place.connection));
+                }
                 continue;
             }
             let writing = self.write(&mut entries, place.connection, ending);

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::BasicProperties;
 use lapin::options::BasicPublishOptions;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use sqlx::{Connection, PgConnection};
 use tierline::dead::{Filter, State};
 
-use crate::support::{Letter, Shop, until};
+use crate::support::{Letter, Shop, execute, until};
 
 /// A message as the log tells it from others: its id, its task and its payload.
 type Told = (Option<String>, Option<String>, Vec<u8>);
@@ -19,12 +19,6 @@ async fn rows(shop: &Shop) -> Vec<Told> {
         .fetch_all(&mut connection)
         .await
         .unwrap()
-}
-
-async fn execute(shop: &Shop, statements: &str) {
-    let mut connection = PgConnection::connect(shop.database.url()).await.unwrap();
-    let statements = AssertSqlSafe(statements.to_owned());
-    connection.execute(statements).await.unwrap();
 }
 
 async fn until_empty(shop: &Shop) {

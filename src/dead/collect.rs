@@ -36,6 +36,13 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Any number may run at once, in workers or alone. It waits for the database and the broker for as
 /// long as they are away, and nothing is lost meanwhile: what is not committed stays in its queue.
 ///
+/// A message is its id, its task and its payload. However often it is delivered, it has one row for
+/// each time it was redriven. A message without an id is never taken for another, so it has a second
+/// row where a collector is killed between the commit and the acknowledgement.
+///
+/// Its memory is bounded in bytes, not by the number of messages: it reads 4 MiB ahead, in all queues
+/// together, and writes about as much at once. One message may be larger than that.
+///
 /// ```no_run
 /// # async fn example(app: tierline::Tierline, shutdown: impl Future<Output = ()> + Send + 'static)
 /// # -> Result<(), tierline::Error> {
@@ -99,7 +106,8 @@ impl Collector {
     }
 
     /// Raises [`Event::DeadLettersGrow`] when more than `count` messages of any one tier died within
-    /// the last span of time, such as `"10m"`. Not raised unless set.
+    /// the last span of time, such as `"10m"`. One of the app's collectors raises it, once in that span.
+    /// Not raised unless set.
     ///
     /// # Errors
     /// [`Error::InvalidDuration`].
@@ -267,7 +275,7 @@ impl Collector {
                 }
                 batch = gathering => batch,
             };
-            let (mut entries, last) = queues.read(&self.topology, batch);
+            let (entries, last) = queues.read(&self.topology, batch);
             if entries.is_empty() {
                 // Consumers end with their connection.
                 if !place.connection.is_open() {
@@ -275,7 +283,7 @@ impl Collector {
                 }
                 continue;
             }
-            let writing = self.write(&mut entries, place.connection, ending);
+            let writing = self.write(&entries, place.connection, ending);
             let Some(written) = queues.meanwhile(writing).await? else {
                 return Ok(());
             };
@@ -295,7 +303,7 @@ impl Collector {
     /// The connection was lost meanwhile: the messages are in their queues again, for any collector.
     async fn write(
         &self,
-        entries: &mut [Entry],
+        entries: &[Entry],
         connection: &Connection,
         ending: &Ending,
     ) -> Result<Option<Written>, Error> {

@@ -1,6 +1,5 @@
 //! Writing to the log: many rows in one statement, each of them once.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
@@ -28,40 +27,40 @@ pub(super) struct Written {
 pub(super) async fn write(
     database: &Database,
     app: &str,
-    entries: &mut [Entry],
+    entries: &[Entry],
 ) -> Result<Written, Error> {
     let mut written = Written::default();
-    let mut batches: Vec<(Range<usize>, Care)> = vec![(0..entries.len(), Care::Usual)];
-    while let Some((range, care)) = batches.pop() {
-        let batch = &mut entries[range.clone()];
-        match write_at_once(database, app, batch).await {
-            Ok(more) => {
-                written.new += more.new;
-                written.repeated += more.repeated;
-            }
+    let mut batches = vec![entries];
+    while let Some(batch) = batches.pop() {
+        let more = match write_at_once(database, app, batch).await {
             Err(Error::DatabaseRefused { .. }) if batch.len() > 1 => {
-                let middle = range.start + range.len() / 2;
-                batches.push((middle..range.end, care));
-                batches.push((range.start..middle, care));
+                let (first, second) = batch.split_at(batch.len() / 2);
+                batches.extend([second, first]);
+                continue;
             }
-            Err(Error::DatabaseRefused { cause, .. }) if care != Care::BytesAlone => {
-                let next = match care {
-                    Care::Usual => Care::WithoutJson,
-                    _ => Care::BytesAlone,
-                };
-                tracing::warn!(?next, %cause, "Postgres refuses a dead letter as it is");
-                for entry in batch {
-                    match next {
-                        Care::WithoutJson => entry.without_json(),
-                        _ => entry.bytes_alone(),
-                    }
-                }
-                batches.push((range, next));
+            Err(Error::DatabaseRefused { cause, .. }) => {
+                tracing::warn!(%cause, "Postgres refuses a dead letter as it is");
+                write_less(database, app, batch).await?
             }
-            Err(error) => return Err(error),
-        }
+            written => written?,
+        };
+        written.new += more.new;
+        written.repeated += more.repeated;
     }
     Ok(written)
+}
+
+/// Writes a row that Postgres refuses with less in it. It is a copy: where Postgres refuses everything,
+/// a database that was made read-only, say, the row is tried in full the next time.
+async fn write_less(database: &Database, app: &str, row: &[Entry]) -> Result<Written, Error> {
+    let mut row = row.to_vec();
+    row.iter_mut().for_each(Entry::without_json);
+    match write_at_once(database, app, &row).await {
+        Err(Error::DatabaseRefused { .. }) => {}
+        written => return written,
+    }
+    row.iter_mut().for_each(Entry::bytes_alone);
+    write_at_once(database, app, &row).await
 }
 
 async fn write_at_once(
@@ -78,14 +77,6 @@ async fn write_at_once(
         new,
         repeated: entries.len() as u64 - new,
     })
-}
-
-/// How much of a row is given up so that Postgres takes the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Care {
-    Usual,
-    WithoutJson,
-    BytesAlone,
 }
 
 async fn insert(

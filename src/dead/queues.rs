@@ -18,9 +18,9 @@ use crate::topology::Topology;
 /// How large the messages of a batch are together, about, before it is written. Until they are written,
 /// they take about four times as much.
 const BATCH_BYTES: usize = 4 << 20;
-/// How long to wait before a queue that could not be consumed from is tried again: the first time, and
-/// at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// How long to wait before a queue that could not be consumed from is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// The same at most for a queue that costs its connection: then the pause doubles each time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The queues, each with a channel of its own: its deliveries then come in the order of their tags,
@@ -62,7 +62,7 @@ impl<'c> Queues<'c> {
             subscription: None,
             is_tried: false,
             try_at: Instant::now(),
-            pause: FIRST_PAUSE,
+            pause: PAUSE,
         };
         Self {
             place,
@@ -130,14 +130,16 @@ impl<'c> Queues<'c> {
             Err(refused) => {
                 let (error, name) = (&refused.error, &queue.source.queue);
                 tracing::warn!(%error, queue = name, "cannot collect from a queue");
-                self.apart[index] |= refused.is_dangerous;
                 queue.try_at = Instant::now() + queue.pause;
-                queue.pause = (queue.pause * 2).min(LONGEST_PAUSE);
+                if refused.is_dangerous {
+                    self.apart[index] = true;
+                    queue.pause = (queue.pause * 2).min(LONGEST_PAUSE);
+                }
                 return;
             }
         };
         self.apart[index] = false;
-        queue.pause = FIRST_PAUSE;
+        queue.pause = PAUSE;
         queue.subscription = Some(subscription);
         let item = move |delivery| Item {
             queue: index,

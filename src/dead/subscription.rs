@@ -14,7 +14,7 @@ use crate::broker::{Connection, ReadBudget};
 const STEP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where the collector is connected, and how to connect there once more.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct Place<'c> {
     pub(super) connection: &'c Connection,
     pub(super) url: &'c str,

@@ -1,8 +1,8 @@
 //! Many back.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sqlx::Connection;
@@ -190,18 +190,16 @@ async fn large_rows_are_redriven_a_few_at_a_time_and_all_of_them() {
     let collecting = shop.collect();
     shop.logged(6).await;
     collecting.stop().await;
-    let seen = Arc::new(AtomicU64::new(0));
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let seeing = Arc::clone(&seen);
-    let redriving = shop
-        .letters
-        .redrive_all(Filter::default())
-        .on_progress(move |_| {
-            seeing.fetch_add(1, Ordering::Relaxed);
-        });
+    let redriving = shop.letters.redrive_all(Filter::default());
+    let redriving = redriving.on_progress(move |operation| {
+        seeing.lock().unwrap().insert(operation.done);
+    });
     let done = redriving.run().await.unwrap();
     assert_eq!((done.state, done.done), (OperationState::Done, 6));
     // Two fit into a batch.
-    assert!(seen.load(Ordering::Relaxed) >= 3, "{seen:?}");
+    assert_eq!(*seen.lock().unwrap(), BTreeSet::from([0, 2, 4, 6]));
     assert_eq!(shop.depth("shop.normal").await, 6);
 }
 

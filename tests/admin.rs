@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tierline::admin::{MAX_BODY, Token, router};
 use tierline::dead::{DeadLetters, Filter, State};
 use tierline::{Tierline, Topology};
-use tierline_testbed::{Database, Vhost, database, vhost};
+use tierline_testbed::{Broker, Database, Vhost, database, vhost};
 use tower::ServiceExt;
 
 const MAP: &str = r#"
@@ -40,7 +40,11 @@ struct Shop {
 impl Shop {
     /// With so many dead letters in its log.
     async fn with(count: usize) -> Self {
-        let (vhost, database) = tokio::join!(vhost(), database());
+        Self::on(vhost().await, count).await
+    }
+
+    async fn on(vhost: Vhost, count: usize) -> Self {
+        let database = database().await;
         let app = Tierline::builder(Topology::parse(MAP).unwrap())
             .amqp(vhost.amqp_url())
             .postgres(database.url())
@@ -179,12 +183,57 @@ async fn an_operator_reads_redrives_and_discards() {
         (StatusCode::ACCEPTED, &json!(4)),
         "{begun}"
     );
+    assert_eq!(
+        (&begun["state"], &begun["note"]),
+        (&json!("running"), &json!(""))
+    );
     let path = format!("/admin/dlq/operations/{}", begun["id"]);
     until(async || shop.get(&path).await["state"] == "done").await;
     assert_eq!(shop.get(&path).await["done"], 4);
     assert_eq!(shop.vhost.depth("shop.normal").await.unwrap(), 5);
     let (status, _) = shop.call("POST", &format!("{path}/resume"), "").await;
     assert_eq!(status, StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn a_bulk_redrive_is_said_to_run_when_it_begins_and_when_it_is_resumed() {
+    let shop = Shop::with(40).await;
+    let body = json!({ "filter": {}, "rate": 20 }).to_string();
+    let (status, begun) = shop.call("POST", "/admin/dlq/redrive", body).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{begun}");
+    assert_eq!(begun["state"], "running", "{begun}");
+    let path = format!("/admin/dlq/operations/{}", begun["id"]);
+    let resume = format!("{path}/resume");
+    let (status, _) = shop.call("POST", &resume, "").await;
+    assert_eq!(status, StatusCode::CONFLICT, "it runs");
+    let (status, _) = shop.call("POST", &format!("{path}/stop"), "").await;
+    assert_eq!(status, StatusCode::OK);
+    until(async || shop.get(&path).await["state"] == "stopped").await;
+    let (status, resumed) = shop.call("POST", &resume, "").await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{resumed}");
+    assert_eq!(resumed["state"], "running", "{resumed}");
+    until(async || shop.get(&path).await["state"] == "done").await;
+    assert_eq!(shop.vhost.depth("shop.normal").await.unwrap(), 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_disconnects_in_the_middle_of_a_redrive_leaves_nothing_claimed() {
+    let broker = Broker::start().await.unwrap();
+    let shop = Shop::on(broker.vhost().await.unwrap(), 1).await;
+    let id = shop.get("/admin/dlq").await["letters"][0]["id"].clone();
+    let path = format!("/admin/dlq/{id}");
+    let state = async || shop.get(&path).await["state"].clone();
+    broker.pause().await.unwrap();
+    // The server drops the request's future when its client is gone.
+    let redrive = format!("{path}/redrive");
+    tokio::select! {
+        answer = shop.call("POST", &redrive, "") => panic!("{answer:?}"),
+        () = until(async || state().await == "redriving") => {}
+    }
+    broker.resume().await.unwrap();
+    until(async || state().await != "redriving").await;
+    assert_eq!(state().await, "redriven");
+    assert_eq!(shop.vhost.depth("shop.normal").await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -155,10 +155,8 @@ pub(super) async fn redrive_all(
     if let Some(bird) = bulk.canary {
         redriving = redriving.canary(fields::<Bird>(bird)?.canary()?);
     }
-    let permit = desk.permit()?;
-    let operation = redriving.prepare().await?;
-    let id = operation.id;
-    run(letters, id, permit);
+    // The permit is kept until it has ended; its progress is in its operation.
+    let operation = redriving.run_in_background(desk.permit()?).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }
 
@@ -196,20 +194,11 @@ pub(super) async fn resume(
 ) -> Answer<(StatusCode, Json<Operation>)> {
     let id = number(&id)?;
     let by: By = read_body(body, true)?;
-    let operation = desk.letters.resumable(id).await?;
-    let permit = desk.permit()?;
-    run(by.of(&desk.letters), id, permit);
+    let letters = by.of(&desk.letters);
+    // What cannot be resumed says so, also where no more may run.
+    letters.resumable(id).await?;
+    let operation = letters.resume_in_background(id, desk.permit()?).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
-}
-
-/// Runs a bulk redrive beside the requests. Its progress is in its operation.
-fn run(letters: DeadLetters, id: i64, permit: tokio::sync::OwnedSemaphorePermit) {
-    tokio::spawn(async move {
-        if let Err(error) = letters.resume(id).await {
-            tracing::error!(%error, id, "a bulk redrive ended early");
-        }
-        drop(permit);
-    });
 }
 
 impl Desk {

@@ -12,7 +12,7 @@ use lapin::{AsyncTcpStream, Channel, ConnectionProperties, ErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::Address;
-use super::stream::{Checked, CheckedReactor, Opening, Repairs};
+use super::stream::{Checked, CheckedReactor, ClosesGate, Opening, ReadBudget, ReadGate, Repairs};
 use crate::Error;
 use crate::topology::capabilities::Capabilities;
 
@@ -37,6 +37,8 @@ pub struct Connection {
     address: Address,
     capabilities: Capabilities,
     repairs: Repairs,
+    /// Where it must not read faster than its messages are taken.
+    gate: Option<ClosesGate>,
 }
 
 impl Connection {
@@ -48,8 +50,23 @@ impl Connection {
     /// [`Error::VirtualHostRefused`]; [`Error::UnknownBrokerVersion`] and
     /// [`Error::UnsupportedBroker`].
     pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
+        Self::open_with(url, name, None).await
+    }
+
+    /// The same, for a connection that reads ahead of its consumers by no more than `budget`.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn open_within(
+        url: &str,
+        name: &str,
+        budget: &ReadBudget,
+    ) -> Result<Self, Error> {
+        Self::open_with(url, name, Some(budget.clone())).await
+    }
+
+    async fn open_with(url: &str, name: &str, budget: Option<ReadBudget>) -> Result<Self, Error> {
         let address: Address = url.parse()?;
-        let opening = Opening::default();
+        let gate = budget.map(ReadGate::new);
+        let opening = Opening::behind(gate.clone());
         let unless_opened = opening.abandoned.clone().drop_guard();
         let connecting = connect(&address, name, &opening);
         let inner = match timeout(OPEN_LIMIT, connecting).await {
@@ -66,6 +83,7 @@ impl Connection {
             address,
             capabilities,
             repairs: opening.repairs,
+            gate: gate.map(ClosesGate),
         })
     }
 
@@ -95,6 +113,9 @@ impl Connection {
 
     /// Closes the connection, so that the broker does not log it as lost.
     pub async fn close(self) {
+        if let Some(ClosesGate(gate)) = &self.gate {
+            gate.close();
+        }
         let goodbye = self.inner.close(200, "done".into());
         // It is gone either way.
         let _ = timeout(CLOSE_LIMIT, goodbye).await;

@@ -16,6 +16,8 @@ pub use apply::{Applied, apply};
 pub use connection::Connection;
 pub use difference::{Change, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
+#[cfg(feature = "postgres")]
+pub(crate) use stream::ReadBudget;
 pub(crate) use stream::Repairs;
 #[cfg(feature = "management")]
 pub use {apply::apply_with, doctor::doctor_with, management::Management};

@@ -21,11 +21,16 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Every migration there is. Rooms number theirs apart (dead letters from 1, schedules from 101), so
 /// that each adds its own without minding the others: what is missing is applied, in any order of
 /// releases.
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (
         1,
         "dead letters",
         include_str!("../../migrations/0001_dead_letters.sql"),
+    ),
+    (
+        2,
+        "dead letter claims",
+        include_str!("../../migrations/0002_dead_letter_claims.sql"),
     ),
     (
         3,

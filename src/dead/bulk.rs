@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
+use super::redrive::to_its_end;
 use super::run::Run;
 use super::{DeadLetters, Filter, Operation, OperationKind, OperationState, State};
 use crate::Error;
@@ -99,39 +101,40 @@ impl DeadLetters {
     }
 
     /// Goes on with a redrive that was stopped, or whose process died: that one must not have been
-    /// heard of for as long as the [lease](Self::lease).
+    /// heard of for as long as the [lease](Self::lease). When this future is dropped, it stops after its
+    /// batch, and can be resumed.
     ///
     /// # Errors
     /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it is done or still runs; as every use of
     /// the database.
     pub async fn resume(&self, id: i64) -> Result<Operation, Error> {
+        let (letters, abandoned) = (self.clone(), CancellationToken::new());
+        let _when_dropped = abandoned.clone().drop_guard();
+        to_its_end(async move {
+            let (bulk, begun) = letters.resumed(id).await?;
+            bulk.work(&begun, &abandoned).await
+        })
+        .await
+    }
+
+    /// The same in the background: answers when it runs. `held` is kept until it has ended.
+    #[cfg(feature = "admin")]
+    pub(crate) async fn resume_in_background(
+        &self,
+        id: i64,
+        held: impl Send + 'static,
+    ) -> Result<Operation, Error> {
+        let letters = self.clone();
+        in_background(async move { letters.resumed(id).await }, held).await
+    }
+
+    async fn resumed(&self, id: i64) -> Result<(BulkRedrive, Begun), Error> {
         self.resumable(id).await?;
         let known = self.known_operation(id).await?;
         let refused = |problem: &str| Error::BulkRefused {
             id,
             problem: problem.into(),
         };
-        let runner = uuid::Uuid::now_v7().to_string();
-        let taking = sqlx::query(
-            "UPDATE tierline.dead_letter_operations SET state = 'running', runner = $3, \
-             heard_at = now(), ended_at = NULL, note = '' WHERE app = $1 AND id = $2 \
-             AND (state = 'stopped' OR state <> 'done' \
-                  AND heard_at < now() - make_interval(secs => $4))",
-        )
-        .bind(self.app())
-        .bind(id)
-        .bind(&runner)
-        .bind(self.lease.as_secs_f64())
-        .execute(self.database.pool());
-        let taken = self.within("resume an operation", taking).await?;
-        if taken.rows_affected() == 0 {
-            return Err(refused(
-                "it still runs; stop it first, or wait until its process is not heard of",
-            ));
-        }
-        // A stopped run may still be publishing what it claimed; one that died is not.
-        let died = known.operation.state != OperationState::Stopped;
-        self.take_up(died.then_some(&*known.runner)).await?;
         let filter = serde_json::from_value(known.operation.filter.clone());
         let bulk = BulkRedrive {
             letters: self.clone(),
@@ -139,7 +142,55 @@ impl DeadLetters {
             settings: serde_json::from_str(&known.settings).unwrap_or_default(),
             progress: None,
         };
-        bulk.work(id, &runner, known.upto).await
+        let runner = uuid::Uuid::now_v7().to_string();
+        let Some(operation) = self.take_over(id, &runner).await? else {
+            return Err(refused(
+                "it still runs; stop it first, or wait until its process is not heard of",
+            ));
+        };
+        // A stopped run may still be publishing what it claimed; one that died is not.
+        let died = known.operation.state != OperationState::Stopped;
+        self.take_up(died.then_some(&*known.runner)).await?;
+        let begun = Begun {
+            operation,
+            runner,
+            upto: known.upto,
+        };
+        Ok((bulk, begun))
+    }
+}
+
+/// A redrive that runs, or is about to.
+struct Begun {
+    operation: Operation,
+    runner: String,
+    upto: i64,
+}
+
+/// Begins something and runs it in the background. It answers as soon as that has begun, and goes on
+/// although the caller has gone away.
+#[cfg(feature = "admin")]
+async fn in_background(
+    beginning: impl Future<Output = Result<(BulkRedrive, Begun), Error>> + Send + 'static,
+    held: impl Send + 'static,
+) -> Result<Operation, Error> {
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let running = async move {
+        let (bulk, begun) = beginning.await?;
+        let id = begun.operation.id;
+        // The caller may be gone; it runs all the same.
+        let _ = answer.send(begun.operation.clone());
+        if let Err(error) = bulk.work(&begun, &CancellationToken::new()).await {
+            tracing::error!(%error, id, "a bulk redrive ended early");
+        }
+        drop(held);
+        Ok(begun.operation)
+    };
+    let mut running = std::pin::pin!(to_its_end(running));
+    tokio::select! {
+        biased;
+        Ok(begun) = answered => Ok(begun),
+        ended = &mut running => ended,
     }
 }
 
@@ -168,26 +219,43 @@ impl BulkRedrive {
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
     pub async fn prepare(self) -> Result<Operation, Error> {
-        let runner = uuid::Uuid::now_v7().to_string();
-        let (id, _) = self.begin(&runner).await?;
-        let stopped = OperationState::Stopped;
+        let begun = self.begin().await?;
+        let (id, stopped) = (begun.operation.id, OperationState::Stopped);
         self.letters
-            .end(id, &runner, stopped, "not begun yet")
+            .end(id, &begun.runner, stopped, "not begun yet")
             .await
     }
 
     /// Runs to its end, until it is [stopped](DeadLetters::stop), or until nothing more can be
-    /// published; then the operation's state and note say so, and it can be resumed.
+    /// published; then the operation's state and note say so, and it can be resumed. When this future
+    /// is dropped, it stops after its batch.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database; then it can be resumed too.
     pub async fn run(self) -> Result<Operation, Error> {
-        let runner = uuid::Uuid::now_v7().to_string();
-        let (id, upto) = self.begin(&runner).await?;
-        self.work(id, &runner, upto).await
+        let abandoned = CancellationToken::new();
+        let _when_dropped = abandoned.clone().drop_guard();
+        to_its_end(async move {
+            let begun = self.begin().await?;
+            self.work(&begun, &abandoned).await
+        })
+        .await
     }
 
-    async fn begin(&self, runner: &str) -> Result<(i64, i64), Error> {
+    /// The same in the background: answers when it runs. `held` is kept until it has ended.
+    #[cfg(feature = "admin")]
+    pub(crate) async fn run_in_background(
+        self,
+        held: impl Send + 'static,
+    ) -> Result<Operation, Error> {
+        let beginning = async move {
+            let begun = self.begin().await?;
+            Ok((self, begun))
+        };
+        in_background(beginning, held).await
+    }
+
+    async fn begin(&self) -> Result<Begun, Error> {
         self.letters.publisher()?;
         self.filter.check()?;
         if self.filter.state.is_some_and(|state| state != State::Dead) {
@@ -199,14 +267,20 @@ impl BulkRedrive {
         let dead = self.filter.clone().state(State::Dead);
         let extent = self.letters.extent(&dead).await?;
         let settings = serde_json::to_string(&self.settings).unwrap_or_default();
+        let runner = uuid::Uuid::now_v7().to_string();
         let action = OperationKind::Redrive;
         let beginning = self
             .letters
-            .begin(action, &self.filter, &settings, runner, extent);
-        Ok((beginning.await?, extent.0))
+            .begin(action, &self.filter, &settings, &runner, extent);
+        Ok(Begun {
+            operation: beginning.await?,
+            runner,
+            upto: extent.0,
+        })
     }
 
-    async fn work(&self, id: i64, runner: &str, upto: i64) -> Result<Operation, Error> {
+    async fn work(&self, begun: &Begun, abandoned: &CancellationToken) -> Result<Operation, Error> {
+        let (id, runner) = (begun.operation.id, begun.runner.as_str());
         let run = Run {
             bulk: self,
             filter: Filter {
@@ -216,7 +290,8 @@ impl BulkRedrive {
             letters: &self.letters,
             id,
             runner,
-            upto,
+            upto: begun.upto,
+            abandoned,
         };
         let (state, note) = run.all().await?;
         let ended = self.letters.end(id, runner, state, &note).await?;

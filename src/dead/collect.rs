@@ -6,15 +6,16 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio::time::interval;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::entry::{Entry, Source};
 use super::housekeeping::{Growth, Housekeeping};
 use super::log::{self, Written};
 use super::queues::Queues;
+use super::subscription::Place;
 use crate::Error;
 use crate::backoff::Backoff;
-use crate::broker::Connection;
+use crate::broker::{Connection, ReadBudget};
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::observe::{Event, Observers, Purpose};
 use crate::task::IntoDuration;
@@ -22,8 +23,10 @@ use crate::topology::Topology;
 
 /// How many rows are written in one statement unless told otherwise.
 const BATCH: u16 = 500;
-/// How often a queue that could not be consumed from is tried again.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often queues that are not consumed from are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many bytes of messages wait for the next batch at most, in all queues together.
+const READ_AHEAD: usize = 4 << 20;
 /// How long the last batch may take when the collector is told to end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -32,6 +35,13 @@ const GRACE: Duration = Duration::from_secs(5);
 ///
 /// Any number may run at once, in workers or alone. It waits for the database and the broker for as
 /// long as they are away, and nothing is lost meanwhile: what is not committed stays in its queue.
+///
+/// A message is its id, its task and its payload. However often it is delivered, it has one row for
+/// each time it was redriven. A message without an id is never taken for another, so it has a second
+/// row where a collector is killed between the commit and the acknowledgement.
+///
+/// Its memory is bounded in bytes, not by the number of messages: it reads 4 MiB ahead, in all queues
+/// together, and writes about as much at once. One message may be larger than that.
 ///
 /// ```no_run
 /// # async fn example(app: tierline::Tierline, shutdown: impl Future<Output = ()> + Send + 'static)
@@ -96,7 +106,8 @@ impl Collector {
     }
 
     /// Raises [`Event::DeadLettersGrow`] when more than `count` messages of any one tier died within
-    /// the last span of time, such as `"10m"`. Not raised unless set.
+    /// the last span of time, such as `"10m"`. One of the app's collectors raises it, once in that span.
+    /// Not raised unless set.
     ///
     /// # Errors
     /// [`Error::InvalidDuration`].
@@ -167,18 +178,21 @@ impl Collector {
     }
 
     async fn collect(&self, ending: Ending) {
-        let mut pause = Backoff::new();
+        let (mut pause, mut database_pause) = (Backoff::new(), Backoff::new());
         let mut next = 0;
         let purpose = Purpose::Collect;
+        let mut apart = vec![false; Source::all(&self.topology).len()];
         while !ending.is_over() {
             // Without a database it would hold messages that others could log.
             if let Err(error) = self.ask_database().await {
                 self.failed(&error);
-                ending.unless_over(pause.pause()).await;
+                ending.unless_over(database_pause.pause()).await;
                 continue;
             }
+            database_pause = Backoff::new();
             let url = &self.urls[next % self.urls.len()];
-            let connection = match Connection::open(url, &self.name).await {
+            let budget = ReadBudget::new(READ_AHEAD);
+            let connection = match Connection::open_within(url, &self.name, &budget).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     let cause = &error.to_string();
@@ -189,24 +203,34 @@ impl Collector {
                     continue;
                 }
             };
+            let opened = Instant::now();
             let address = &connection.address().to_string();
             self.observers.tell(&Event::Connected { purpose, address });
-            let ended = self.collect_from(&connection, &ending, &mut pause).await;
+            let place = Place {
+                connection: &connection,
+                url,
+                name: &self.name,
+                prefetch: 2 * self.batch,
+                budget: &budget,
+            };
+            let ended = self.collect_from(place, &mut apart, &ending).await;
+            let lasted = opened.elapsed();
+            connection.close().await;
             if let Err(error) = ended {
                 let cause = &error.to_string();
                 self.observers.tell(&Event::Disconnected { purpose, cause });
                 // A node that is frozen takes connections and says nothing: another one comes first.
                 next += 1;
-                ending.unless_over(pause.pause()).await;
+                ending.unless_over(pause.pause_after(lasted)).await;
             }
-            connection.close().await;
         }
     }
 
     /// Whether the log can be written to.
     async fn ask_database(&self) -> Result<(), Error> {
-        let asking =
-            sqlx::query("SELECT FROM tierline.dead_letters LIMIT 1").execute(self.database.pool());
+        // The newest of the tables and columns that it needs.
+        let asking = sqlx::query("SELECT FROM tierline.dead_letter_alerts LIMIT 1")
+            .execute(self.database.pool());
         let asking = async { asking.await.map(drop) };
         let tried = "collect dead letters";
         self.database.within(STATEMENT_LIMIT, tried, asking).await
@@ -221,19 +245,31 @@ impl Collector {
     /// Collects on one connection. `Ok`: it was told to end.
     async fn collect_from(
         &self,
-        connection: &Connection,
+        place: Place<'_>,
+        apart: &mut [bool],
         ending: &Ending,
-        pause: &mut Backoff,
     ) -> Result<(), Error> {
-        let mut queues = Queues::new(Source::all(&self.topology), 2 * self.batch);
+        let mut queues = Queues::new(place, Source::all(&self.topology), apart);
+        let ended = self.collect_from_all(&mut queues, place, ending).await;
+        queues.note_loss();
+        ended
+    }
+
+    async fn collect_from_all(
+        &self,
+        queues: &mut Queues<'_>,
+        place: Place<'_>,
+        ending: &Ending,
+    ) -> Result<(), Error> {
         let mut looking = interval(LOOK_EVERY);
+        looking.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let gathering = queues.gather(self.batch.into());
             let batch = tokio::select! {
                 () = ending.over() => return Ok(()),
                 _ = looking.tick() => {
-                    if !queues.subscribe(connection).await {
-                        return Err(connection.failed("collect dead letters", "the connection was lost"));
+                    if !queues.subscribe() {
+                        return Err(lost(place.connection));
                     }
                     continue;
                 }
@@ -241,13 +277,18 @@ impl Collector {
             };
             let (entries, last) = queues.read(&self.topology, batch);
             if entries.is_empty() {
+                // Consumers end with their connection.
+                if !place.connection.is_open() {
+                    return Err(lost(place.connection));
+                }
                 continue;
             }
-            let written = self.write(&entries, ending, pause).await;
-            let Some(written) = written else {
+            let writing = self.write(&entries, place.connection, ending);
+            let Some(written) = queues.meanwhile(writing).await? else {
                 return Ok(());
             };
-            queues.acknowledge(connection, &last).await?;
+            drop(entries);
+            queues.acknowledge(&last).await?;
             self.observers.tell(&Event::Collected {
                 count: written.new,
                 repeated: written.repeated,
@@ -257,26 +298,34 @@ impl Collector {
 
     /// Writes until it succeeds: the messages are held meanwhile, which costs them nothing. `None`:
     /// it was told to end before that.
+    ///
+    /// # Errors
+    /// The connection was lost meanwhile: the messages are in their queues again, for any collector.
     async fn write(
         &self,
         entries: &[Entry],
+        connection: &Connection,
         ending: &Ending,
-        pause: &mut Backoff,
-    ) -> Option<Written> {
+    ) -> Result<Option<Written>, Error> {
+        let mut pause = Backoff::new();
         loop {
             match log::write(&self.database, self.topology.app(), entries).await {
-                Ok(written) => {
-                    *pause = Backoff::new();
-                    return Some(written);
-                }
+                Ok(written) => return Ok(Some(written)),
                 Err(error) => self.failed(&error),
             }
             ending.unless_over(pause.pause()).await;
             if ending.is_over() {
-                return None;
+                return Ok(None);
+            }
+            if !connection.is_open() {
+                return Err(lost(connection));
             }
         }
     }
+}
+
+fn lost(connection: &Connection) -> Error {
+    connection.failed("collect dead letters", "the connection was lost")
 }
 
 impl IntoFuture for Collector {

@@ -82,7 +82,9 @@ impl DeadLetters {
         filter.check()?;
         let runner = uuid::Uuid::now_v7().to_string();
         let extent = self.extent(filter).await?;
-        let id = self.begin(action, filter, "{}", &runner, extent).await?;
+        let begun = self.begin(action, filter, "{}", &runner, extent).await?;
+        let id = begun.id;
+        let unless_ended = EndsWhenDropped(Some((self.clone(), id, runner.clone())));
         let mut after = 0;
         loop {
             let mut query = self.select("SELECT id");
@@ -96,10 +98,14 @@ impl DeadLetters {
             after = *last;
             let changed = change(&ids).await?;
             if !self.report(id, &runner, (changed, 0, 0)).await? {
-                return self.end(id, &runner, OperationState::Stopped, "").await;
+                let stopped = self.end(id, &runner, OperationState::Stopped, "").await;
+                unless_ended.disarm();
+                return stopped;
             }
         }
-        self.end(id, &runner, OperationState::Done, "").await
+        let done = self.end(id, &runner, OperationState::Done, "").await;
+        unless_ended.disarm();
+        done
     }
 
     /// The last row that a filter means, and how many it means.
@@ -109,5 +115,31 @@ impl DeadLetters {
         let reading = query.build_query_as().fetch_one(self.database.pool());
         let (upto, count): (i64, i64) = self.within("count dead letters", reading).await?;
         Ok((upto, count.unsigned_abs()))
+    }
+}
+
+/// Notes down that an operation has ended, where its future is dropped or fails in the middle: nobody
+/// resumes it, so it would run for ever.
+struct EndsWhenDropped(Option<(DeadLetters, i64, String)>);
+
+impl EndsWhenDropped {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for EndsWhenDropped {
+    fn drop(&mut self) {
+        let runtime = tokio::runtime::Handle::try_current();
+        let (Some((letters, id, runner)), Ok(runtime)) = (self.0.take(), runtime) else {
+            return;
+        };
+        runtime.spawn(async move {
+            let stopped = OperationState::Stopped;
+            let ending = letters.end(id, &runner, stopped, "it ended before its last row");
+            if let Err(error) = ending.await {
+                tracing::debug!(%error, id, "an operation that has ended is still said to run");
+            }
+        });
     }
 }

@@ -7,10 +7,9 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
-use super::fingerprint::{fingerprint, hex};
-use super::{Reason, properties};
+use super::fingerprint::fingerprint;
+use super::{Reason, identity, properties};
 use crate::message::{Death, FailedAttempt, Message, Repaired, wire};
 use crate::topology::Topology;
 
@@ -44,6 +43,8 @@ impl Source {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) identity: String,
+    /// The identity that an earlier release gave to the same message: rows from then keep it.
+    pub(super) earlier_identity: Option<String>,
     pub(super) life: i32,
     pub(super) message_id: Option<String>,
     pub(super) task: Option<String>,
@@ -61,7 +62,8 @@ pub(super) struct Entry {
     pub(super) worker_version: Option<String>,
     pub(super) fingerprint: String,
     pub(super) payload: Vec<u8>,
-    pub(super) payload_json: Option<String>,
+    /// Whether the payload is JSON that Postgres most likely accepts.
+    pub(super) is_json: bool,
     pub(super) properties: Vec<u8>,
     pub(super) headers: Option<String>,
     /// The properties as they came, where they had to be repaired to be read.
@@ -122,11 +124,16 @@ impl Entry {
         let attempt = message.as_ref().map_or(0, |message| message.attempt);
         let attempts = attempt.saturating_sub(u32::from(death.is_none()));
         let life = message.as_ref().map_or(0, |message| message.life);
-        let (message_id, identity) = identity(delivered, &payload);
+        let id = short(delivered.message_id()).filter(|id| !id.is_empty());
+        let identity = match &id {
+            Some(id) => identity::of_message(id, task.as_deref(), &payload),
+            None => identity::drawn(),
+        };
         Self {
             identity,
+            earlier_identity: id.as_deref().map(identity::of_earlier_release),
             life: i32::try_from(life).unwrap_or(i32::MAX),
-            message_id,
+            message_id: id.as_deref().map(readable),
             task: task.as_deref().map(readable),
             tier: source.tier.clone(),
             reason,
@@ -141,7 +148,7 @@ impl Entry {
             worker: death.as_ref().map(|death| readable(&death.worker)),
             worker_version: death.as_ref().map(|death| readable(&death.version)),
             fingerprint,
-            payload_json: accepted_json(&payload),
+            is_json: is_accepted_json(&payload),
             payload,
             properties: properties::encode(delivered),
             headers: Some(json_text(&json!(shown_headers(table)))),
@@ -167,14 +174,14 @@ impl Entry {
 
     /// The same row without the form for queries of what Postgres may refuse.
     pub(super) fn without_json(&mut self) {
-        self.payload_json = None;
+        self.is_json = false;
     }
 
     /// The same row as bytes alone: all that is left of it is sure to be accepted.
     pub(super) fn bytes_alone(&mut self) {
         self.without_json();
         self.headers = None;
-        self.identity = format!("sha256:{}", hex(&Sha256::digest(&self.identity)));
+        self.earlier_identity = None;
         self.message_id = None;
         self.task = None;
         self.error = Some("Postgres refused its texts: see payload and properties".to_owned());
@@ -243,35 +250,6 @@ fn said_of(reason: Reason, tier: &str) -> Option<&'static str> {
     })
 }
 
-/// The message's id, and what tells it from others.
-fn identity(delivered: &BasicProperties, payload: &[u8]) -> (Option<String>, String) {
-    match short(delivered.message_id()).filter(|id| !id.is_empty()) {
-        Some(id) if !id.contains('\0') => (Some(id.clone()), id),
-        Some(id) => (
-            Some(readable(&id)),
-            format!("sha256:{}", hex(&Sha256::digest(&id))),
-        ),
-        None => (None, content_hash(delivered, payload)),
-    }
-}
-
-/// A hash of all that a message came with, except for what the broker counts up when it delivers it
-/// again.
-fn content_hash(delivered: &BasicProperties, payload: &[u8]) -> String {
-    let mut headers = FieldTable::default();
-    let given = delivered.headers().as_ref().map(FieldTable::inner);
-    for (name, value) in given.into_iter().flatten() {
-        if !matches!(name.as_str(), "x-delivery-count" | "x-acquired-count") {
-            headers.insert(name.clone(), value.clone());
-        }
-    }
-    let without_counts = delivered.clone().with_headers(headers);
-    let mut hash = Sha256::new();
-    hash.update(properties::encode(&without_counts));
-    hash.update(payload);
-    format!("sha256:{}", hex(&hash.finalize()))
-}
-
 fn short(text: &Option<ShortString>) -> Option<String> {
     text.as_ref().map(|text| text.as_str().to_owned())
 }
@@ -295,11 +273,12 @@ fn without_nul(json: String) -> String {
     }
 }
 
-/// The payload, where it is JSON that Postgres most likely accepts.
-fn accepted_json(payload: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(payload).ok()?;
-    let is_json = serde_json::from_str::<IgnoredAny>(text).is_ok();
-    (is_json && !text.contains("\\u0000")).then(|| text.to_owned())
+/// Whether the payload is JSON that Postgres most likely accepts.
+fn is_accepted_json(payload: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(payload) else {
+        return false;
+    };
+    serde_json::from_str::<IgnoredAny>(text).is_ok() && !text.contains("\\u0000")
 }
 
 /// The headers for people: texts and numbers as they are, the rest described.
@@ -425,16 +404,30 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_an_id_is_known_again_when_it_is_delivered_again() {
-        let once = died(vec![death("shop.normal", "rejected")]);
+    fn a_message_is_known_again_however_it_died_and_is_delivered() {
+        let of_id = |id: &str, deaths| died(deaths).with_message_id(id.into());
+        let once = of_id("7", vec![death("shop.normal", "rejected")]);
         let mut headers = once.headers().clone().unwrap();
         headers.insert("x-delivery-count".into(), AMQPValue::LongInt(3));
-        let again = once.clone().with_headers(headers);
-        let other = died(vec![death("shop.normal", "expired")]);
+        headers.insert("tierline-died-at".into(), AMQPValue::LongLongInt(7));
+        let again = once.clone().with_headers(headers).with_priority(9);
+        let elsewhere = of_id("7", vec![death("shop.normal", "expired")]);
         let identity = |properties| entry(properties, b"1").identity;
         assert_eq!(identity(&once), identity(&again));
-        assert_ne!(identity(&once), identity(&other));
+        assert_eq!(identity(&once), identity(&elsewhere));
         assert_ne!(identity(&once), entry(&once, b"2").identity);
+        let other_task = once.clone().with_type("order.ship".into());
+        assert_ne!(identity(&once), identity(&other_task));
+    }
+
+    #[test]
+    fn messages_without_an_id_are_never_the_same() {
+        let once = died(vec![death("shop.normal", "rejected")]);
+        for without in [&once, &once.clone().with_message_id("".into())] {
+            let (one, other) = (entry(without, b"1"), entry(without, b"1"));
+            assert_ne!(one.identity, other.identity);
+            assert_eq!((one.message_id, one.earlier_identity), (None, None));
+        }
     }
 
     #[test]
@@ -446,7 +439,7 @@ mod tests {
             (b"\"\\u0000\"", false),
         ] {
             let entry = entry(&BasicProperties::default(), payload);
-            assert_eq!(entry.payload_json.is_some(), is_json);
+            assert_eq!(entry.is_json, is_json);
             assert_eq!(entry.payload, payload);
         }
     }

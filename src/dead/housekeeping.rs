@@ -1,7 +1,6 @@
 //! Housekeeping beside the collector: old rows go, growth is watched, kept counts are folded.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use sqlx::Row;
 use tokio::time::{MissedTickBehavior, interval};
@@ -16,6 +15,8 @@ pub const DEFAULT_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 /// How many old rows go in one statement: few enough that nobody waits for them.
 const BATCH: i64 = 1_000;
 const EVERY: Duration = Duration::from_secs(30);
+/// A longer span would leave what Postgres has for times.
+const LONGEST_SPAN: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 #[derive(Debug, Clone)]
 pub(super) struct Housekeeping {
@@ -47,7 +48,6 @@ impl Default for Housekeeping {
 impl Housekeeping {
     /// Goes on for ever. What fails is tried again the next time.
     pub(super) async fn run(&self, database: Database, topology: Topology, observers: Observers) {
-        let mut told = BTreeMap::new();
         let mut ticks = interval(self.every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -61,22 +61,19 @@ impl Housekeeping {
             if let Err(error) = fold_counts(&database).await {
                 tracing::debug!(%error, "counts of dead letters are not folded for now");
             }
-            if let Err(error) = self
-                .watch(&database, &topology, &observers, &mut told)
-                .await
-            {
+            if let Err(error) = self.watch(&database, &topology, &observers).await {
                 tracing::debug!(%error, "the growth of dead letters is not watched for now");
             }
         }
     }
 
-    /// Says which tiers grow too fast; each at most once in its span of time.
+    /// Raises an alert for each tier that grows too fast: one in its span of time, for all collectors
+    /// of the app.
     async fn watch(
         &self,
         database: &Database,
         topology: &Topology,
         observers: &Observers,
-        told: &mut BTreeMap<String, Instant>,
     ) -> Result<(), Error> {
         for tier in topology.tiers() {
             let own = self
@@ -87,13 +84,8 @@ impl Housekeeping {
             let Some(limit) = own.or_else(of_all) else {
                 continue;
             };
-            let is_news = |at: &Instant| at.elapsed() >= limit.within;
-            if !told.get(&tier.name).is_none_or(is_news) {
-                continue;
-            }
-            let count = died_within(database, topology.app(), &tier.name, limit.within).await?;
-            if count > limit.count {
-                told.insert(tier.name.clone(), Instant::now());
+            let alert = raise_alert(database, topology.app(), &tier.name, limit);
+            if let Some(count) = alert.await? {
                 observers.tell(&Event::DeadLettersGrow {
                     tier: &tier.name,
                     count,
@@ -106,25 +98,39 @@ impl Housekeeping {
     }
 }
 
-async fn died_within(
+/// If more messages of a tier died than may, notes down an alert, and answers how many they are. `None`
+/// where they are fewer, or where an alert was raised within the span, by whichever collector.
+async fn raise_alert(
     database: &Database,
     app: &str,
     tier: &str,
-    within: Duration,
-) -> Result<u64, Error> {
+    limit: &Growth,
+) -> Result<Option<u64>, Error> {
     let since = SystemTime::now()
-        .checked_sub(within)
+        .checked_sub(limit.within)
         .unwrap_or(SystemTime::UNIX_EPOCH);
-    let counting = sqlx::query_scalar(
-        "SELECT count(*) FROM tierline.dead_letters WHERE app = $1 AND tier = $2 AND died_at >= $3",
+    // A condition of the update is looked at again under the lock of the row: one of two collectors
+    // that come at once finds that the other was there. Rows are counted only where none was.
+    let raising = sqlx::query_scalar(
+        "INSERT INTO tierline.dead_letter_alerts AS alert (app, tier, raised_at, count) \
+         SELECT $1, $2, now(), died.count FROM (SELECT count(*) FROM tierline.dead_letters \
+             WHERE app = $1 AND tier = $2 AND died_at >= $3 \
+             AND NOT EXISTS (SELECT FROM tierline.dead_letter_alerts WHERE app = $1 AND tier = $2 \
+                 AND raised_at > now() - make_interval(secs => $5))) AS died (count) \
+         WHERE died.count > $4 \
+         ON CONFLICT (app, tier) DO UPDATE SET raised_at = now(), count = excluded.count \
+             WHERE alert.raised_at <= now() - make_interval(secs => $5) \
+         RETURNING count",
     )
     .bind(app)
     .bind(tier)
     .bind(Time(since))
-    .fetch_one(database.pool());
-    let tried = "count new dead letters";
-    let count: i64 = database.within(STATEMENT_LIMIT, tried, counting).await?;
-    Ok(count.unsigned_abs())
+    .bind(i64::try_from(limit.count).unwrap_or(i64::MAX))
+    .bind(limit.within.min(LONGEST_SPAN).as_secs_f64())
+    .fetch_optional(database.pool());
+    let tried = "watch the growth of dead letters";
+    let count: Option<i64> = database.within(STATEMENT_LIMIT, tried, raising).await?;
+    Ok(count.map(i64::unsigned_abs))
 }
 
 /// Removes rows that died longer ago than `keep`, in small batches. Rows that are being redriven

@@ -2,13 +2,14 @@
 
 use std::time::SystemTime;
 
+use lapin::types::ShortString;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::fingerprint::hex;
-use super::{Reason, RedriveOutcome, State, times};
+use super::{Reason, RedriveOutcome, State, identity, properties, times};
 use crate::database::Time;
 
 /// A dead letter without what may be large.
@@ -165,12 +166,25 @@ impl Summary {
 /// The columns of a [`DeadLetter`]; JSON is read as text.
 pub(super) const DETAILS: &str = "causes::text AS causes, history::text AS history, worker, \
      worker_version, collected_at, outcome_at, payload, payload_json::text AS payload_json, \
-     raw_properties, headers::text AS headers, actions::text AS actions, \
-     ARRAY(SELECT again.id FROM tierline.dead_letters AS again WHERE again.app = letter.app \
-        AND again.identity = letter.identity AND again.life > letter.life ORDER BY again.life) \
-        AS died_again_as";
+     raw_properties, headers::text AS headers, actions::text AS actions, identity, properties";
+
+/// The identities that a row's message has in its later lives.
+pub(super) fn later_identities(row: &PgRow) -> Result<Vec<String>, sqlx::Error> {
+    let identity: String = row.try_get("identity")?;
+    let payload: &[u8] = row.try_get("payload")?;
+    let Some(properties) = properties::decode(row.try_get("properties")?) else {
+        return Ok(vec![identity]);
+    };
+    let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
+    // A message without an id was redriven with its identity as its id.
+    let id = text(properties.message_id()).filter(|id| !id.is_empty());
+    let id = id.as_deref().unwrap_or(&identity);
+    let later = identity::of_message(id, text(properties.kind()).as_deref(), payload);
+    Ok(vec![identity, later])
+}
 
 impl DeadLetter {
+    /// All but the dead letters that it became.
     pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let json = |column: &str| {
             let text: Option<String> = row.try_get(column)?;
@@ -187,7 +201,7 @@ impl DeadLetter {
             worker_version: row.try_get("worker_version")?,
             collected_at: row.try_get::<Time, _>("collected_at")?.0,
             outcome_at: outcome_at.map(|time| time.0),
-            died_again_as: row.try_get("died_again_as")?,
+            died_again_as: Vec::new(),
             headers: serde_json::from_str(&json("headers")?).unwrap_or_default(),
             payload_hex: payload_json.is_none().then(|| hex(&payload)),
             payload_json,

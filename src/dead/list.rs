@@ -7,7 +7,7 @@ use serde::Serialize;
 use sqlx::{Postgres, QueryBuilder, Row};
 
 use super::filter::{Cursor, Filter, Page};
-use super::letter::{DETAILS, DeadLetter, SUMMARY, Summary};
+use super::letter::{DETAILS, DeadLetter, SUMMARY, Summary, later_identities};
 use super::triage::{Advice, Assessment, Failing};
 use super::{DeadLetters, State, times};
 use crate::Error;
@@ -99,8 +99,22 @@ impl DeadLetters {
         let mut query = self.select(&format!("SELECT {SUMMARY}, {DETAILS}"));
         query.push(" AND id = ").push_bind(id);
         let reading = async {
-            let row = query.build().fetch_optional(self.database.pool()).await?;
-            row.as_ref().map(DeadLetter::read).transpose()
+            let pool = self.database.pool();
+            let Some(row) = query.build().fetch_optional(pool).await? else {
+                return Ok(None);
+            };
+            let mut letter = DeadLetter::read(&row)?;
+            letter.died_again_as = sqlx::query_scalar(
+                "SELECT id FROM tierline.dead_letters WHERE app = $1 AND identity = ANY($2) \
+                 AND life > $3 AND payload = $4 ORDER BY life, id",
+            )
+            .bind(self.app())
+            .bind(later_identities(&row)?)
+            .bind(i32::try_from(letter.summary.life).unwrap_or(i32::MAX))
+            .bind(&letter.payload)
+            .fetch_all(pool)
+            .await?;
+            Ok(Some(letter))
         };
         let found = self.within("read a dead letter", reading).await?;
         found.ok_or(Error::DeadLetterNotFound { id })

@@ -1,10 +1,15 @@
 //! Writing to the log: many rows in one statement, each of them once.
 
-use sqlx::PgConnection;
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection};
 
 use super::entry::Entry;
 use crate::Error;
 use crate::database::{Database, STATEMENT_LIMIT, Time};
+
+/// From this many bytes on, the buffer of a connection is not kept for the next statement.
+const LARGE: usize = 1 << 20;
 
 /// What a batch came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,41 +29,38 @@ pub(super) async fn write(
     app: &str,
     entries: &[Entry],
 ) -> Result<Written, Error> {
-    match write_at_once(database, app, entries).await {
+    let mut written = Written::default();
+    let mut batches = vec![entries];
+    while let Some(batch) = batches.pop() {
+        let more = match write_at_once(database, app, batch).await {
+            Err(Error::DatabaseRefused { .. }) if batch.len() > 1 => {
+                let (first, second) = batch.split_at(batch.len() / 2);
+                batches.extend([second, first]);
+                continue;
+            }
+            Err(Error::DatabaseRefused { cause, .. }) => {
+                tracing::warn!(%cause, "Postgres refuses a dead letter as it is");
+                write_less(database, app, batch).await?
+            }
+            written => written?,
+        };
+        written.new += more.new;
+        written.repeated += more.repeated;
+    }
+    Ok(written)
+}
+
+/// Writes a row that Postgres refuses with less in it. It is a copy: where Postgres refuses everything,
+/// a database that was made read-only, say, the row is tried in full the next time.
+async fn write_less(database: &Database, app: &str, row: &[Entry]) -> Result<Written, Error> {
+    let mut row = row.to_vec();
+    row.iter_mut().for_each(Entry::without_json);
+    match write_at_once(database, app, &row).await {
         Err(Error::DatabaseRefused { .. }) => {}
         written => return written,
     }
-    let mut written = Written::default();
-    let mut batches = vec![(entries.to_vec(), Care::Usual)];
-    while let Some((mut entries, care)) = batches.pop() {
-        match write_at_once(database, app, &entries).await {
-            Ok(more) => {
-                written.new += more.new;
-                written.repeated += more.repeated;
-            }
-            Err(Error::DatabaseRefused { .. }) if entries.len() > 1 => {
-                let second = entries.split_off(entries.len() / 2);
-                batches.push((second, care));
-                batches.push((entries, care));
-            }
-            Err(Error::DatabaseRefused { cause, .. }) if care != Care::BytesAlone => {
-                let next = match care {
-                    Care::Usual => Care::WithoutJson,
-                    _ => Care::BytesAlone,
-                };
-                tracing::warn!(?next, %cause, "Postgres refuses a dead letter as it is");
-                for entry in &mut entries {
-                    match next {
-                        Care::WithoutJson => entry.without_json(),
-                        _ => entry.bytes_alone(),
-                    }
-                }
-                batches.push((entries, next));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(written)
+    row.iter_mut().for_each(Entry::bytes_alone);
+    write_at_once(database, app, &row).await
 }
 
 async fn write_at_once(
@@ -66,39 +68,45 @@ async fn write_at_once(
     app: &str,
     entries: &[Entry],
 ) -> Result<Written, Error> {
-    let writing = insert(database, app, entries);
-    let tried = "log dead letters";
-    let new = database.within(STATEMENT_LIMIT, tried, writing).await?;
+    // One message may be as large as the broker allows: it has the time that it needs.
+    let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
+    let limit = STATEMENT_LIMIT + Duration::from_secs((bytes >> 20) as u64);
+    let writing = insert(database, app, entries, bytes);
+    let new = database.within(limit, "log dead letters", writing).await?;
     Ok(Written {
         new,
         repeated: entries.len() as u64 - new,
     })
 }
 
-/// How much of a row is given up so that Postgres takes the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Care {
-    Usual,
-    WithoutJson,
-    BytesAlone,
-}
-
-async fn insert(database: &Database, app: &str, entries: &[Entry]) -> Result<u64, sqlx::Error> {
+async fn insert(
+    database: &Database,
+    app: &str,
+    entries: &[Entry],
+    bytes: usize,
+) -> Result<u64, sqlx::Error> {
+    let mut connection = database.pool().acquire().await?;
     let redriven: Vec<&Entry> = entries
         .iter()
         .filter(|entry| entry.redriven_from.is_some())
         .collect();
-    if redriven.is_empty() {
-        let mut connection = database.pool().acquire().await?;
-        return insert_rows(&mut connection, app, entries).await;
+    let new = if redriven.is_empty() {
+        insert_rows(&mut connection, app, entries).await?
+    } else {
+        let mut transaction = connection.begin().await?;
+        let new = insert_rows(&mut transaction, app, entries).await?;
+        mark_dead_again(&mut transaction, app, &redriven).await?;
+        transaction.commit().await?;
+        new
+    };
+    if bytes >= LARGE {
+        connection.shrink_buffers();
     }
-    let mut transaction = database.pool().begin().await?;
-    let new = insert_rows(&mut transaction, app, entries).await?;
-    mark_dead_again(&mut transaction, app, &redriven).await?;
-    transaction.commit().await?;
     Ok(new)
 }
 
+/// The payload is sent once: Postgres makes the JSON for queries from it. A row of an earlier release
+/// has another identity, under which the same message is looked for.
 const INSERT: &str = "\
     INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
         error_kind, error_type, causes, attempts, history, enqueued_at, died_at, worker, \
@@ -106,14 +114,20 @@ const INSERT: &str = "\
         raw_properties) \
     SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
         causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, worker_version, \
-        fingerprint, payload, payload_json::jsonb, properties, headers::jsonb, redriven_from, raw_properties \
+        fingerprint, payload, CASE WHEN is_json THEN convert_from(payload, 'UTF8')::jsonb END, \
+        properties, headers::jsonb, redriven_from, raw_properties \
     FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
         $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], $14::timestamptz[], \
-        $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::text[], \
-        $21::bytea[], $22::text[], $23::bigint[], $24::bytea[]) \
+        $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::bool[], \
+        $21::bytea[], $22::text[], $23::bigint[], $24::bytea[], $25::text[]) \
         AS entry (identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
             causes, attempts, history, enqueued_at, died_at, worker, worker_version, fingerprint, \
-            payload, payload_json, properties, headers, redriven_from, raw_properties) \
+            payload, is_json, properties, headers, redriven_from, raw_properties, \
+            earlier_identity) \
+    WHERE earlier_identity IS NULL OR NOT EXISTS (SELECT FROM tierline.dead_letters AS known \
+        WHERE known.app = $1 AND known.identity = entry.earlier_identity \
+        AND known.life = entry.life AND known.task IS NOT DISTINCT FROM entry.task \
+        AND known.payload = entry.payload) \
     ON CONFLICT (app, identity, life) DO NOTHING";
 
 async fn insert_rows(
@@ -144,11 +158,12 @@ async fn insert_rows(
         .bind(column(entries, |entry| entry.worker_version.as_deref()))
         .bind(column(entries, |entry| entry.fingerprint.as_str()))
         .bind(column(entries, |entry| entry.payload.as_slice()))
-        .bind(column(entries, |entry| entry.payload_json.as_deref()))
+        .bind(column(entries, |entry| entry.is_json))
         .bind(column(entries, |entry| entry.properties.as_slice()))
         .bind(column(entries, |entry| entry.headers.as_deref()))
         .bind(column(entries, |entry| entry.redriven_from))
         .bind(column(entries, |entry| entry.raw_properties.as_deref()))
+        .bind(column(entries, |entry| entry.earlier_identity.as_deref()))
         .execute(connection)
         .await?;
     Ok(inserted.rows_affected())

@@ -2,8 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `entry`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
-//! | `collect`, `queues`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
+//! | `entry`, `identity`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
+//! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
 //! | `filter`, `letter`, `list` | reading the log |
 //! | `triage` | what probably caused a failure, and what to do about it |
 //! | `redrive`, `bulk`, `run`, `operation`, `discard` | one back, many back, none back |
@@ -16,6 +16,7 @@ mod entry;
 mod filter;
 mod fingerprint;
 mod housekeeping;
+mod identity;
 mod letter;
 mod list;
 mod log;
@@ -25,6 +26,7 @@ mod properties;
 mod queues;
 mod redrive;
 mod run;
+mod subscription;
 mod times;
 mod triage;
 mod words;

@@ -173,13 +173,13 @@ impl DeadLetters {
         settings: &str,
         runner: &str,
         (upto, total): (i64, u64),
-    ) -> Result<i64, Error> {
+    ) -> Result<Operation, Error> {
         let filter = serde_json::to_string(filter).unwrap_or_default();
-        let beginning = sqlx::query_scalar(
+        let beginning = sqlx::query(sqlx::AssertSqlSafe(format!(
             "INSERT INTO tierline.dead_letter_operations \
              (app, action, who, why, filter, settings, runner, upto, total) \
-             VALUES ($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7, $8, $9) RETURNING id",
-        )
+             VALUES ($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7, $8, $9) RETURNING {COLUMNS}"
+        )))
         .bind(self.app())
         .bind(action.as_str())
         .bind(&*self.who)
@@ -190,7 +190,32 @@ impl DeadLetters {
         .bind(upto)
         .bind(i64::try_from(total).unwrap_or(i64::MAX))
         .fetch_one(self.database.pool());
-        self.within("begin an operation", beginning).await
+        let beginning = async { Known::read(&beginning.await?) };
+        let known = self.within("begin an operation", beginning).await?;
+        Ok(known.operation)
+    }
+
+    /// Makes a redrive that is stopped, or whose process is not heard of, one that `runner` runs. `None`
+    /// where somebody else runs it.
+    pub(super) async fn take_over(
+        &self,
+        id: i64,
+        runner: &str,
+    ) -> Result<Option<Operation>, Error> {
+        let taking = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "UPDATE tierline.dead_letter_operations SET state = 'running', runner = $3, \
+             heard_at = now(), ended_at = NULL, note = '' WHERE app = $1 AND id = $2 \
+             AND (state = 'stopped' OR state <> 'done' \
+                  AND heard_at < now() - make_interval(secs => $4)) RETURNING {COLUMNS}"
+        )))
+        .bind(self.app())
+        .bind(id)
+        .bind(runner)
+        .bind(self.lease.as_secs_f64())
+        .fetch_optional(self.database.pool());
+        let taking = async { taking.await?.as_ref().map(Known::read).transpose() };
+        let known = self.within("resume an operation", taking).await?;
+        Ok(known.map(|known| known.operation))
     }
 
     /// Adds to an operation's counts, and says whether it may go on.

@@ -2,6 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::protocol::basic::{gen_properties, parse_properties};
+use lapin::types::{AMQPValue, FieldTable};
 
 /// Nothing but headers that the protocol cannot carry would not encode, and those never arrive.
 pub(super) fn encode(properties: &BasicProperties) -> Vec<u8> {
@@ -14,10 +15,34 @@ pub(super) fn decode(bytes: &[u8]) -> Option<BasicProperties> {
     Some(properties)
 }
 
+/// How much memory the headers of a delivery take, about. Small values take far more than on the wire.
+pub(super) fn memory(properties: &BasicProperties) -> usize {
+    properties.headers().as_ref().map_or(0, table_memory)
+}
+
+fn table_memory(table: &FieldTable) -> usize {
+    let entries = table.inner().iter();
+    entries
+        .map(|(name, value)| name.as_str().len() + value_memory(value))
+        .sum()
+}
+
+fn value_memory(value: &AMQPValue) -> usize {
+    size_of::<AMQPValue>()
+        + match value {
+            AMQPValue::LongString(text) => text.as_bytes().len(),
+            AMQPValue::ShortString(text) => text.as_str().len(),
+            AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
+            AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_memory).sum(),
+            AMQPValue::FieldTable(table) => table_memory(table),
+            _ => 0,
+        }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lapin::types::{AMQPValue, ByteArray, FieldArray, FieldTable};
+    use lapin::types::{ByteArray, FieldArray};
 
     #[test]
     fn properties_come_out_as_they_went_in() {

@@ -1,42 +1,48 @@
-//! The queues that the collector takes from, on one connection.
+//! The queues that the collector takes from. They share a connection; one that may end it for the
+//! others has a connection of its own.
 
-use std::future::pending;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::time::{Duration, SystemTime};
 
-use futures_util::{FutureExt, StreamExt, stream::SelectAll};
+use futures_util::stream::{FuturesUnordered, SelectAll};
+use futures_util::{FutureExt, Stream, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
-use lapin::{Channel, Consumer};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::entry::{Entry, Source};
+use super::properties;
+use super::subscription::{Attempt, Place, Subscription, attempt};
 use crate::Error;
-use crate::broker::Connection;
-use crate::message::Repaired;
 use crate::topology::Topology;
 
-/// How much memory a batch may take, about.
-const BATCH_BYTES: usize = 16 << 20;
-/// How long a step on the broker may take.
-const STEP_LIMIT: Duration = Duration::from_secs(10);
+/// How large the messages of a batch are together, about, before it is written. Until they are written,
+/// they take about four times as much.
+const BATCH_BYTES: usize = 4 << 20;
+/// How long to wait before a queue that could not be consumed from is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// The same at most for a queue that costs its connection: then the pause doubles each time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The queues, each with a channel of its own: its deliveries then come in the order of their tags,
 /// and one acknowledgement stands for a batch.
-pub(super) struct Queues {
-    sources: Vec<Source>,
-    subscriptions: Vec<Option<Subscription>>,
+pub(super) struct Queues<'c> {
+    place: Place<'c>,
+    queues: Vec<Queue>,
+    /// For each queue, whether it must not be consumed from on the connection of the others.
+    apart: &'c mut [bool],
     deliveries: SelectAll<Feed>,
-    prefetch: u16,
+    attempts: FuturesUnordered<Attempting<'c>>,
     /// The number of the next subscription.
     next: u64,
 }
 
-/// Tags belong to the channel that they came from: what an earlier one still gives is not used.
-struct Subscription {
-    number: u64,
-    channel: Channel,
+struct Queue {
+    source: Source,
+    subscription: Option<Subscription>,
+    /// Whether an attempt to consume from it is under way.
+    is_tried: bool,
+    try_at: Instant,
+    pause: Duration,
 }
 
 /// Something from a queue: a delivery, or `None` where its consumer ended.
@@ -44,79 +50,130 @@ pub(super) struct Item {
     queue: usize,
     subscription: u64,
     delivery: Option<Delivery>,
-    /// What was wrong with its properties.
-    repaired: Option<Repaired>,
 }
 
-type Feed = Pin<Box<dyn futures_util::Stream<Item = Item> + Send>>;
+type Feed = Pin<Box<dyn Stream<Item = Item> + Send>>;
+type Attempting<'c> = Pin<Box<dyn Future<Output = Attempt> + Send + 'c>>;
 
-impl Queues {
-    pub(super) fn new(sources: Vec<Source>, prefetch: u16) -> Self {
+impl<'c> Queues<'c> {
+    pub(super) fn new(place: Place<'c>, sources: Vec<Source>, apart: &'c mut [bool]) -> Self {
+        let queue = |source| Queue {
+            source,
+            subscription: None,
+            is_tried: false,
+            try_at: Instant::now(),
+            pause: PAUSE,
+        };
         Self {
-            subscriptions: sources.iter().map(|_| None).collect(),
-            sources,
+            place,
+            queues: sources.into_iter().map(queue).collect(),
+            apart,
             deliveries: SelectAll::new(),
-            prefetch,
+            attempts: FuturesUnordered::new(),
             next: 0,
         }
     }
 
-    /// Consumes from each queue that is not consumed from. A queue that is missing does not keep the
-    /// others from being collected. `false`: the connection is gone.
-    pub(super) async fn subscribe(&mut self, connection: &Connection) -> bool {
-        for queue in 0..self.sources.len() {
-            let known = self.subscriptions[queue].as_ref();
-            if known.is_some_and(|known| known.channel.status().connected()) {
+    /// Begins to consume from each queue that is not consumed from. This does not wait: a queue that is
+    /// missing, or that does not answer, keeps no other from being collected. `false`: the connection
+    /// is lost.
+    pub(super) fn subscribe(&mut self) -> bool {
+        if !self.place.connection.is_open() {
+            return false;
+        }
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            let subscription = queue.subscription.as_ref();
+            if subscription.is_some_and(Subscription::is_open)
+                || queue.is_tried
+                || queue.try_at > Instant::now()
+            {
                 continue;
             }
-            if !connection.is_open() {
-                return false;
-            }
-            let name = &self.sources[queue].queue;
-            let (channel, consumer) = match consume(connection, name, self.prefetch).await {
-                Ok(consuming) => consuming,
-                Err(error) => {
-                    tracing::warn!(%error, queue = name, "cannot collect from a queue");
-                    continue;
-                }
-            };
-            let number = self.next;
+            queue.is_tried = true;
+            let name = queue.source.queue.clone();
+            let trying = attempt(self.place, (index, name), self.next, self.apart[index]);
             self.next += 1;
-            let (repairs, channel_id) = (connection.repairs().clone(), channel.id());
-            let item = move |delivery: Option<Delivery>| Item {
-                queue,
-                subscription: number,
-                repaired: delivery
-                    .as_ref()
-                    .and_then(|delivery| repairs.take(channel_id, delivery.delivery_tag)),
-                delivery,
-            };
-            self.subscriptions[queue] = Some(Subscription { number, channel });
-            // A queue that is deleted ends its consumer without an error.
-            let end = item.clone();
-            let end = futures_util::stream::once(async move { end(None) });
-            let deliveries = consumer.map(move |delivery| item(delivery.ok()));
-            self.deliveries.push(Box::pin(deliveries.chain(end)));
+            self.attempts.push(Box::pin(trying));
         }
-        connection.is_open()
+        true
+    }
+
+    /// If the connection is lost, remembers the queues that were about to be consumed from: one of them
+    /// may be why.
+    pub(super) fn note_loss(&mut self) {
+        if self.place.connection.is_open() {
+            return;
+        }
+        for (apart, queue) in self.apart.iter_mut().zip(&self.queues) {
+            *apart |= queue.is_tried;
+        }
+    }
+
+    /// Does some work, while attempts to consume go on.
+    pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                Some(attempt) = self.attempts.next() => self.tried(attempt),
+            }
+        }
+    }
+
+    fn tried(&mut self, attempt: Attempt) {
+        let (index, number) = (attempt.queue, attempt.number);
+        let queue = &mut self.queues[index];
+        queue.is_tried = false;
+        let (subscription, consumer) = match attempt.answer {
+            Ok(consuming) => consuming,
+            Err(refused) => {
+                let (error, name) = (&refused.error, &queue.source.queue);
+                tracing::warn!(%error, queue = name, "cannot collect from a queue");
+                queue.try_at = Instant::now() + queue.pause;
+                if refused.is_dangerous {
+                    self.apart[index] = true;
+                    queue.pause = (queue.pause * 2).min(LONGEST_PAUSE);
+                }
+                return;
+            }
+        };
+        self.apart[index] = false;
+        queue.pause = PAUSE;
+        queue.subscription = Some(subscription);
+        let item = move |delivery| Item {
+            queue: index,
+            subscription: number,
+            delivery,
+        };
+        // A queue that is deleted ends its consumer without an error.
+        let end = futures_util::stream::once(async move { item(None) });
+        let deliveries = consumer.map(move |delivery| item(delivery.ok()));
+        self.deliveries.push(Box::pin(deliveries.chain(end)));
     }
 
     /// Waits for a delivery, and takes along what is there already.
     pub(super) async fn gather(&mut self, most: usize) -> Vec<Item> {
-        let Some(first) = self.deliveries.next().await else {
-            // Nothing is consumed from yet.
-            return pending().await;
+        let budget = self.place.budget;
+        let first = loop {
+            tokio::select! {
+                biased;
+                Some(item) = self.deliveries.next() => break item,
+                Some(attempt) = self.attempts.next() => self.tried(attempt),
+                () = budget.used_up() => budget.reset(),
+            }
         };
-        let size = |item: &Item| item.delivery.as_ref().map_or(0, |it| it.data.len());
-        let mut bytes = size(&first);
+        let mut bytes = taken(&first);
         let mut batch = vec![first];
         while batch.len() < most && bytes < BATCH_BYTES {
             let Some(Some(next)) = self.deliveries.next().now_or_never() else {
                 break;
             };
-            bytes += size(&next);
+            bytes += taken(&next);
             batch.push(next);
         }
+        let payloads = |item: &Item| item.delivery.as_ref().map_or(0, |it| it.data.len());
+        budget.give_back(batch.iter().map(payloads).sum());
         batch
     }
 
@@ -126,76 +183,45 @@ impl Queues {
         topology: &Topology,
         batch: Vec<Item>,
     ) -> (Vec<Entry>, Vec<Option<u64>>) {
-        let mut last = vec![None; self.sources.len()];
+        let mut last = vec![None; self.queues.len()];
         let now = SystemTime::now();
         let mut entries = Vec::with_capacity(batch.len());
         for item in batch {
-            let queue = item.queue;
-            let current = self.subscriptions[queue].as_ref();
+            let index = item.queue;
+            let queue = &mut self.queues[index];
+            let current = queue.subscription.as_ref();
             if current.is_none_or(|current| current.number != item.subscription) {
                 continue;
             }
             let Some(delivery) = item.delivery else {
                 // What is not acknowledged comes again on a new channel.
-                self.subscriptions[queue] = None;
-                last[queue] = None;
+                queue.subscription = None;
+                last[index] = None;
                 continue;
             };
             let (properties, payload) = (&delivery.properties, delivery.data);
-            let source = &self.sources[queue];
-            let mut entry = Entry::new(topology, source, properties, payload, now);
-            entry.repaired(properties, item.repaired.as_ref());
+            let repaired = current.and_then(|current| current.repaired(delivery.delivery_tag));
+            let mut entry = Entry::new(topology, &queue.source, properties, payload, now);
+            entry.repaired(properties, repaired.as_ref());
             entries.push(entry);
-            last[queue] = Some(delivery.delivery_tag);
+            last[index] = Some(delivery.delivery_tag);
         }
         (entries, last)
     }
 
     /// Acknowledges everything up to the last tag of each queue.
-    pub(super) async fn acknowledge(
-        &mut self,
-        connection: &Connection,
-        last: &[Option<u64>],
-    ) -> Result<(), Error> {
-        let options = BasicAckOptions { multiple: true };
-        for (subscription, tag) in self.subscriptions.iter().zip(last) {
-            let (Some(Subscription { channel, .. }), Some(tag)) = (subscription, *tag) else {
-                continue;
-            };
-            let deadline = Instant::now() + STEP_LIMIT;
-            let failed = |cause: &str| connection.failed("acknowledge dead letters", cause);
-            match timeout_at(deadline, channel.basic_ack(tag, options)).await {
-                Ok(Ok(())) => {}
-                // The channel is gone: they come again, and are known again.
-                Ok(Err(_)) if connection.is_open() => {}
-                Ok(Err(error)) => return Err(failed(&error.to_string())),
-                Err(_) => return Err(failed("the broker did not answer in time")),
+    pub(super) async fn acknowledge(&mut self, last: &[Option<u64>]) -> Result<(), Error> {
+        for (queue, tag) in self.queues.iter().zip(last) {
+            if let (Some(subscription), Some(tag)) = (&queue.subscription, *tag) {
+                subscription.acknowledge(tag, self.place.connection).await?;
             }
         }
         Ok(())
     }
 }
 
-async fn consume(
-    connection: &Connection,
-    queue: &str,
-    prefetch: u16,
-) -> Result<(Channel, Consumer), Error> {
-    let deadline = Instant::now() + STEP_LIMIT;
-    let channel = connection.channel(deadline).await?;
-    let consuming = async {
-        channel
-            .basic_qos(prefetch, BasicQosOptions::default())
-            .await?;
-        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
-        channel
-            .basic_consume(queue.into(), "".into(), options, arguments)
-            .await
-    };
-    let failed = |cause: &str| connection.failed(&format!("consume from {queue}"), cause);
-    match timeout_at(deadline, consuming).await {
-        Ok(Ok(consumer)) => Ok((channel, consumer)),
-        Ok(Err(error)) => Err(failed(&error.to_string())),
-        Err(_) => Err(failed("the broker did not answer in time")),
-    }
+/// How much memory a delivery takes, about.
+fn taken(item: &Item) -> usize {
+    let delivery = item.delivery.as_ref();
+    delivery.map_or(0, |it| it.data.len() + properties::memory(&it.properties))
 }

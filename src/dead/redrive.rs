@@ -1,8 +1,10 @@
 //! The way back: a dead letter is published again, confirmed, and then marked.
 //!
-//! A row is first claimed (state `redriving`, with a token and a time), so that two operators never
-//! take the same one. Whoever dies in between leaves claims behind; they are anybody's after the
-//! lease. The message may then be published twice, with the same id, and is never lost.
+//! A row is first claimed (state `redriving`, with a token, a time and the state it had), so that two
+//! operators never take the same one. If it cannot be published, it returns to the state it had. A
+//! caller that goes away changes nothing about that: the row is published and marked all the same. A
+//! process that dies in between leaves claims behind; they are anybody's after the lease. The message
+//! may then be published twice, with the same id, and is never lost.
 
 use std::time::Duration;
 
@@ -10,7 +12,8 @@ use futures_util::{StreamExt, stream};
 use lapin::BasicProperties;
 use sqlx::postgres::PgRow;
 use sqlx::{Postgres, QueryBuilder, Row};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
+use tracing::Instrument;
 
 use super::{DeadLetters, State, properties};
 use crate::database::Time;
@@ -24,6 +27,11 @@ use crate::{Error, TaskId};
 pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// How many messages of a batch are under way at once.
 const AT_ONCE: usize = 1_000;
+/// How large the rows are together, about, that are claimed at once: they are held in memory.
+const CLAIMED_BYTES: i64 = 4 << 20;
+/// How often, and with which pause, it is tried to mark what was published.
+const MARK_TRIES: u32 = 20;
+const MARK_PAUSE: Duration = Duration::from_millis(500);
 /// The highest priority that every quorum queue bears, on every version of the broker.
 const SAFE_PRIORITY: u8 = 4;
 
@@ -60,8 +68,14 @@ impl DeadLetters {
     /// # Errors
     /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] where its task is no longer in the
     /// map, it cannot be read, it was redriven already or somebody else is redriving it; as
-    /// publishing, and then it stays dead; as every use of the database.
+    /// publishing, and then it stays as it was; as every use of the database.
     pub async fn redrive(&self, id: i64) -> Result<Receipt, Error> {
+        self.publisher()?;
+        let letters = self.clone();
+        to_its_end(async move { letters.redrive_one(id).await }).await
+    }
+
+    async fn redrive_one(&self, id: i64) -> Result<Receipt, Error> {
         let publisher = self.publisher()?;
         let token = uuid::Uuid::now_v7().to_string();
         let mut query = self.claim(&token);
@@ -80,7 +94,7 @@ impl DeadLetters {
                 problem: problem.into(),
             });
         };
-        let prepared = prepare(&self.topology, &claimed, &self.who);
+        let prepared = prepare(&self.topology, claimed, &self.who);
         let (letter, task, tier) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -93,7 +107,7 @@ impl DeadLetters {
             self.give_back(&token, &[id]).await?;
             return Err(error);
         }
-        self.mark(&token, &[id]).await?;
+        self.mark_published(&token, &[id]).await?;
         Ok(Receipt::new(task, tier, std::time::SystemTime::now()))
     }
 
@@ -103,8 +117,11 @@ impl DeadLetters {
     pub(super) fn claim(&self, token: &str) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new("WITH token AS (SELECT ");
         query.push_bind(token.to_owned());
-        query
-            .push("::text AS token), chosen AS (SELECT id FROM tierline.dead_letters WHERE app = ");
+        query.push(
+            "::text AS token), chosen AS (SELECT id, died_at, \
+             octet_length(payload) + octet_length(properties) AS size \
+             FROM tierline.dead_letters WHERE app = ",
+        );
         query.push_bind(self.app().to_owned());
         query
     }
@@ -115,11 +132,12 @@ impl DeadLetters {
         query.push_bind(self.lease.as_secs_f64()).push(")");
     }
 
-    /// Rows whose claim is too old, or was made by a runner that is known to be dead, are dead as
-    /// before.
+    /// Rows whose claim is too old, or was made by a runner that is known to be dead, are as they were
+    /// before it.
     pub(super) async fn take_up(&self, dead_runner: Option<&str>) -> Result<(), Error> {
         let taking = sqlx::query(
-            "UPDATE tierline.dead_letters SET state = 'dead', claim = NULL, claimed_at = NULL \
+            "UPDATE tierline.dead_letters SET state = coalesce(claimed_from, 'dead'), \
+             claimed_from = NULL, claim = NULL, claimed_at = NULL \
              WHERE app = $1 AND state = 'redriving' \
              AND (claim = $2 OR claimed_at < now() - make_interval(secs => $3))",
         )
@@ -132,17 +150,23 @@ impl DeadLetters {
         Ok(())
     }
 
-    /// Runs a statement that claims rows.
+    /// Runs a statement that claims rows: as many of those it names, in the order in which they died,
+    /// as fit into memory, and at least one.
     pub(super) async fn claimed(
         &self,
         mut query: QueryBuilder<Postgres>,
     ) -> Result<Vec<Claimed>, Error> {
         query.push(
-            " FOR UPDATE SKIP LOCKED) UPDATE tierline.dead_letters AS letter \
-             SET state = 'redriving', claim = token.token, claimed_at = now() \
-             FROM chosen, token WHERE letter.id = chosen.id \
-             RETURNING letter.id, identity, life, tier, payload, properties, died_at",
+            " FOR UPDATE SKIP LOCKED), \
+             sized AS (SELECT id, sum(size) OVER (ORDER BY died_at, id) - size AS before FROM chosen) \
+             UPDATE tierline.dead_letters AS letter \
+             SET state = 'redriving', claim = token.token, claimed_at = now(), \
+             claimed_from = CASE letter.state WHEN 'redriving' \
+                 THEN coalesce(letter.claimed_from, 'dead') ELSE letter.state END \
+             FROM sized, token WHERE letter.id = sized.id AND sized.before < ",
         );
+        query.push_bind(CLAIMED_BYTES);
+        query.push(" RETURNING letter.id, identity, life, tier, payload, properties, died_at");
         let claiming = async {
             let rows = query.build().fetch_all(self.database.pool()).await?;
             let claimed: Result<Vec<_>, _> = rows.iter().map(Claimed::read).collect();
@@ -156,25 +180,40 @@ impl DeadLetters {
         let publisher = self.publisher()?;
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
-            let (letter, task, _) = match prepare(&self.topology, &claimed, &self.who) {
+            let id = claimed.id;
+            let (letter, task, _) = match prepare(&self.topology, claimed, &self.who) {
                 Ok(prepared) => prepared,
-                Err(error) => return (claimed.id, Sent::Refused(error)),
+                Err(error) => return (id, Sent::Refused(error)),
             };
             match publisher.forward(letter, &task, deadline).await {
-                Ok(()) => (claimed.id, Sent::Confirmed),
-                Err(error) if error.is_transient() => (claimed.id, Sent::Failed(error)),
-                Err(error) => (claimed.id, Sent::Refused(error)),
+                Ok(()) => (id, Sent::Confirmed),
+                Err(error) if error.is_transient() => (id, Sent::Failed(error)),
+                Err(error) => (id, Sent::Refused(error)),
             }
         });
         let sending = stream::iter(sending).buffer_unordered(AT_ONCE);
         Ok(sending.collect().await)
     }
 
-    /// Marks rows as redriven, those whose claim is still ours. Answers how many.
-    pub(super) async fn mark(&self, token: &str, ids: &[i64]) -> Result<u64, Error> {
+    /// Marks rows as redriven, those whose claim is still ours. A row that was published and is not
+    /// marked would be published again, so it is tried for a while.
+    pub(super) async fn mark_published(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
+        let mut tries = 0;
+        loop {
+            match self.mark(token, ids).await {
+                Err(error) if error.is_transient() && tries < MARK_TRIES => {
+                    tries += 1;
+                    sleep(MARK_PAUSE).await;
+                }
+                marked => return marked,
+            }
+        }
+    }
+
+    async fn mark(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
         let marking = sqlx::query(
             "UPDATE tierline.dead_letters SET state = 'redriven', redriven_at = now(), \
-             claim = NULL, claimed_at = NULL, \
+             claimed_from = NULL, claim = NULL, claimed_at = NULL, \
              actions = actions || jsonb_build_object( \
                  'at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
                  'who', $3::text, 'what', 'redriven', 'why', $4::text) \
@@ -185,14 +224,15 @@ impl DeadLetters {
         .bind(&*self.who)
         .bind(&*self.why)
         .execute(self.database.pool());
-        let marked = self.within("mark redriven dead letters", marking).await?;
-        Ok(marked.rows_affected())
+        self.within("mark redriven dead letters", marking).await?;
+        Ok(())
     }
 
-    /// Lets go of rows that were not published: they are dead as before.
+    /// Lets go of rows that were not published: they are as they were before the claim.
     pub(super) async fn give_back(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
         let giving = sqlx::query(
-            "UPDATE tierline.dead_letters SET state = 'dead', claim = NULL, claimed_at = NULL \
+            "UPDATE tierline.dead_letters SET state = coalesce(claimed_from, 'dead'), \
+             claimed_from = NULL, claim = NULL, claimed_at = NULL \
              WHERE id = ANY($1) AND claim = $2 AND state = 'redriving'",
         )
         .bind(ids)
@@ -200,6 +240,22 @@ impl DeadLetters {
         .execute(self.database.pool());
         self.within("give back dead letters", giving).await?;
         Ok(())
+    }
+}
+
+/// Does something that must not be left in the middle: it goes on although the caller has gone away.
+pub(super) async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(done) => done,
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(Error::DatabaseFailed {
+                tried: "redrive dead letters".into(),
+                cause: "the program is ending".into(),
+            }),
+        },
     }
 }
 
@@ -220,7 +276,7 @@ impl Claimed {
 /// A row as the message of its next life, with its address, its id and its tier.
 fn prepare(
     topology: &Topology,
-    claimed: &Claimed,
+    claimed: Claimed,
     who: &str,
 ) -> Result<(Letter, TaskId, String), Error> {
     let refused = |problem: String| Error::DeadLetterRefused {
@@ -247,14 +303,14 @@ fn prepare(
             limit,
         });
     }
-    let mut message = next_life(topology, claimed, message, &delivered, route, who);
+    let mut message = next_life(topology, &claimed, message, &delivered, route, who);
     // From now on it waits for a worker; until now it waited for somebody to redrive it.
     message.due_at = Some(now);
     let letter = Letter {
         exchange: topology.names().tasks_exchange(),
         routing_key: route.tier.clone(),
         content: Content::Forwarded {
-            payload: claimed.payload.clone(),
+            payload: claimed.payload,
             properties: message.follow(&delivered, None),
         },
     };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::bulk::{BulkRedrive, Canary};
 use super::redrive::{Claimed, Sent};
@@ -10,14 +11,13 @@ use super::{DeadLetters, Filter, OperationState};
 use crate::Error;
 use crate::database::Time;
 
-/// How many rows are claimed at once.
+/// How many rows are claimed at once, where they are not too large for that.
 const BATCH: u32 = 1_000;
 /// How often the outcomes of a canary are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
-/// How often, and with which pause, it is tried to mark what was published.
-const MARK_TRIES: u32 = 20;
-const MARK_PAUSE: Duration = Duration::from_millis(500);
+/// What an operation says whose caller has gone away.
+const ABANDONED: &str = "its caller went away";
 
 /// One run of a redrive, from its beginning or from where an earlier one ended.
 pub(super) struct Run<'a> {
@@ -29,6 +29,8 @@ pub(super) struct Run<'a> {
     /// Names this run: claims and counts are made in its name.
     pub(super) runner: &'a str,
     pub(super) upto: i64,
+    /// Cancelled when its caller goes away: then it ends after its batch.
+    pub(super) abandoned: &'a CancellationToken,
 }
 
 /// How a run ended, and what there is to say about it.
@@ -64,7 +66,7 @@ impl Run<'_> {
             );
             // What was published is marked, whatever happened to the others.
             sent = sending?;
-            let ended = settled.map(|batch| batch.ended());
+            let ended = settled.map(|batch| batch.ended().or_else(|| self.ended_early()));
             if let Ok(None) = &ended {
                 claimed = claiming?;
                 continue;
@@ -89,9 +91,16 @@ impl Run<'_> {
     ) -> Result<Vec<(i64, Sent)>, Error> {
         let sent = self.letters.send(claimed).await?;
         if let Some(rate) = self.bulk.settings.rate {
-            sleep_until(begin + Duration::from_secs_f64(f64::from(count) / f64::from(rate))).await;
+            let due = begin + Duration::from_secs_f64(f64::from(count) / f64::from(rate));
+            self.abandoned.run_until_cancelled(sleep_until(due)).await;
         }
         Ok(sent)
+    }
+
+    /// How the run ends if its caller has gone away.
+    fn ended_early(&self) -> Option<Ended> {
+        let is_abandoned = self.abandoned.is_cancelled();
+        is_abandoned.then(|| (OperationState::Stopped, ABANDONED.to_owned()))
     }
 
     fn batch_size(&self) -> u32 {
@@ -107,23 +116,34 @@ impl Run<'_> {
         canary: Canary,
         after: &mut Option<(Time, i64)>,
     ) -> Result<Option<Ended>, Error> {
-        let claimed = self.claim(canary.count, after).await?;
-        if claimed.is_empty() {
+        let mut confirmed = Vec::new();
+        let mut left = canary.count;
+        // Large rows come in several batches.
+        while left > 0 {
+            let claimed = self.claim(left, after).await?;
+            if claimed.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(u32::try_from(claimed.len()).unwrap_or(u32::MAX));
+            let sent = self.letters.send(claimed).await?;
+            let batch = self.settle(sent).await?;
+            let ended = batch.ended().or_else(|| self.ended_early());
+            confirmed.extend(batch.confirmed);
+            if ended.is_some() {
+                return Ok(ended);
+            }
+        }
+        let count = confirmed.len();
+        if count == 0 && left == canary.count {
             return Ok(None);
         }
-        let sent = self.letters.send(claimed).await?;
-        let batch = self.settle(sent).await?;
-        if let Some(ended) = batch.ended() {
-            return Ok(Some(ended));
-        }
-        let count = batch.confirmed.len();
         // At least one, or the canary would say nothing.
         let needed = ((count as f64 * canary.success).ceil() as usize).max(1);
         // A wait that no clock can hold would overflow it.
         let deadline = Instant::now() + canary.wait.min(LONGEST_WAIT);
         let stopped = |note: String| Ok(Some((OperationState::Stopped, note)));
         loop {
-            let (well, badly) = self.outcomes(&batch.confirmed).await?;
+            let (well, badly) = self.outcomes(&confirmed).await?;
             if well >= needed {
                 return Ok(None);
             }
@@ -140,7 +160,11 @@ impl Run<'_> {
             if !self.letters.report(self.id, self.runner, (0, 0, 0)).await? {
                 return stopped(String::new());
             }
-            sleep(LOOK_EVERY).await;
+            if let Some(ended) = self.ended_early() {
+                return Ok(Some(ended));
+            }
+            let waiting = sleep(LOOK_EVERY);
+            self.abandoned.run_until_cancelled(waiting).await;
         }
     }
 
@@ -185,7 +209,9 @@ impl Run<'_> {
             _ => {
                 query.push(" AND (false");
                 self.letters.push_stale(&mut query);
-                query.push(") AND claim <> ").push_bind(self.runner)
+                // One that was discarded before is not what a bulk redrive is about.
+                query.push(") AND coalesce(claimed_from, 'dead') = 'dead' AND claim <> ");
+                query.push_bind(self.runner)
             }
         };
         query.push(" AND id <= ").push_bind(self.upto);
@@ -227,7 +253,9 @@ impl Run<'_> {
                 }
             }
         }
-        self.mark(&confirmed).await?;
+        if !confirmed.is_empty() {
+            self.letters.mark_published(self.runner, &confirmed).await?;
+        }
         if !others.is_empty() {
             self.letters.give_back(self.runner, &others).await?;
         }
@@ -242,24 +270,6 @@ impl Run<'_> {
             goes_on,
             problem,
         })
-    }
-
-    /// Published rows that are not marked would be published again: so it is tried for a while.
-    async fn mark(&self, ids: &[i64]) -> Result<(), Error> {
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let mut tries = 0;
-        loop {
-            match self.letters.mark(self.runner, ids).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_transient() && tries < MARK_TRIES => {
-                    tries += 1;
-                    sleep(MARK_PAUSE).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     /// Counts what was left because the map does not have its task, and what others are at.

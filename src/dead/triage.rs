@@ -30,8 +30,10 @@ pub enum RootCause {
     BadData,
     /// It took too long.
     Timeout,
-    /// Its process died, or it panicked.
+    /// Its process died.
     Crash,
+    /// Its handler panicked. The worker caught that and went on.
+    Panic,
     /// No program has a handler for it, or the map has no tier for it.
     UnknownTask,
     /// Its payload is not what the handler reads.
@@ -242,7 +244,8 @@ fn root_cause(failing: &Failing<'_>) -> RootCause {
         (Reason::CrashLoop | Reason::DeliveryLimit, _) => return RootCause::Crash,
         (Reason::Hung, _) => return RootCause::Timeout,
         (Reason::Expired | Reason::MaxLength, _) => return RootCause::Overload,
-        (_, Some(FailureKind::Panic | FailureKind::Crash)) => return RootCause::Crash,
+        (_, Some(FailureKind::Crash)) => return RootCause::Crash,
+        (_, Some(FailureKind::Panic)) => return RootCause::Panic,
         (_, Some(FailureKind::TimedOut)) => return RootCause::Timeout,
         (Reason::Unroutable, _) => return RootCause::UnknownTask,
         _ => {}
@@ -297,6 +300,11 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
         RootCause::Crash => (
             Advice::FixFirst,
             "it took its worker down, and would again: mend the handler first",
+        ),
+        RootCause::Panic => (
+            Advice::FixFirst,
+            "its handler panicked, and the worker went on: have the handler return an error where it \
+             panics, deploy that, then redrive it",
         ),
         RootCause::UnknownTask => (
             Advice::FixFirst,
@@ -410,6 +418,25 @@ mod tests {
                 (cause, advice),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn a_panic_that_was_caught_is_no_crash() {
+        let mut sample = summary(Reason::RetriesExhausted, "index out of bounds");
+        sample.error_kind = Some("panic".to_owned());
+        let panicked = assess(&failing(&sample), SystemTime::now());
+        assert_eq!(panicked.root_cause, RootCause::Panic);
+        assert!(panicked.because.contains("the worker went on"));
+        for (reason, kind) in [
+            (Reason::RetriesExhausted, "crash"),
+            (Reason::CrashLoop, "panic"),
+        ] {
+            let mut sample = summary(reason, "");
+            sample.error_kind = Some(kind.to_owned());
+            let crashed = assess(&failing(&sample), SystemTime::now());
+            assert_eq!(crashed.root_cause, RootCause::Crash);
+            assert_ne!(crashed.because, panicked.because);
         }
     }
 

@@ -127,10 +127,8 @@ impl Tier {
             ..
         } = delivery;
         let crashes = wire::number(&properties, "tierline-crashes").unwrap_or_default();
-        let package = Package {
-            repaired,
-            ..Package::new(self.name.clone(), properties, data)
-        };
+        let mut package = Package::new(self.name.clone(), properties, data);
+        package.repaired = repaired;
         let judgement = match redelivered {
             true if adopt(&package, tag) => return,
             true => self.memory.judge(&package),

@@ -1,8 +1,8 @@
 //! Many back.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sqlx::Connection;
@@ -107,11 +107,24 @@ async fn claim_and_die(shop: &Shop, count: i64) {
 async fn a_crash_in_the_middle_loses_nothing_and_is_taken_up_after_the_lease() {
     let shop = with(200).await;
     let letters = shop.letters.clone().lease(Duration::from_secs(1));
-    let slowly = letters.redrive_all(Filter::default()).rate(100);
-    let running = tokio::spawn(slowly.run());
+    // A runtime of its own: when it ends, nothing of the redrive goes on, as in a process that died.
+    let (amqp, postgres) = (
+        shop.vhost.amqp_url().to_owned(),
+        shop.database.url().to_owned(),
+    );
+    let crashing = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    crashing.spawn(async move {
+        let topology = tierline::Topology::parse(crate::support::MAP).unwrap();
+        let app = tierline::Tierline::builder(topology);
+        let app = app.amqp(amqp).postgres(postgres).connect().await.unwrap();
+        let redriving = app.dead_letters().unwrap().redrive_all(Filter::default());
+        redriving.rate(100).run().await.unwrap();
+    });
     until("some to be redriven", async || redriven(&shop).await > 5).await;
-    running.abort();
-    let _ = running.await;
+    crashing.shutdown_background();
 
     let id = letters.operations(1).await.unwrap()[0].id;
     let mut resumed = letters.resume(id).await;
@@ -131,6 +144,63 @@ async fn a_crash_in_the_middle_loses_nothing_and_is_taken_up_after_the_lease() {
     }
     assert_eq!(published.len(), 200);
     assert!(published.values().all(|times| *times <= 2), "{published:?}");
+}
+
+#[tokio::test]
+async fn a_redrive_whose_caller_goes_away_ends_after_its_batch_and_leaves_nothing_claimed() {
+    let shop = with(200).await;
+    let slowly = shop.letters.redrive_all(Filter::default()).rate(50);
+    tokio::select! {
+        ended = slowly.run() => panic!("{ended:?}"),
+        () = until("some to be redriven", async || redriven(&shop).await > 5) => {}
+    }
+    let id = shop.letters.operations(1).await.unwrap()[0].id;
+    until("the operation to end", async || {
+        let operation = shop.letters.operation(id).await.unwrap();
+        operation.state == OperationState::Stopped
+    })
+    .await;
+    let stopped = shop.letters.operation(id).await.unwrap();
+    assert_eq!(stopped.note, "its caller went away");
+    let counts = &shop.letters.by_tier().await.unwrap()[1];
+    assert_eq!(
+        (counts.redriving, counts.redriven),
+        (0, stopped.done),
+        "{counts:?}"
+    );
+    assert_eq!(u64::from(shop.depth("shop.normal").await), stopped.done);
+    let done = shop.letters.resume(id).await.unwrap();
+    assert_eq!((done.state, done.done), (OperationState::Done, 200));
+    assert_eq!(shop.depth("shop.normal").await, 200);
+}
+
+#[tokio::test]
+async fn large_rows_are_redriven_a_few_at_a_time_and_all_of_them() {
+    let shop = Shop::open().await;
+    let large = format!("\"{}\"", "x".repeat(3 << 20));
+    for number in 0..6 {
+        let id = format!("ship-{number}");
+        let letter = Letter {
+            id: &id,
+            payload: &large,
+            ..Letter::default()
+        };
+        shop.dies("normal", &letter).await;
+    }
+    let collecting = shop.collect();
+    shop.logged(6).await;
+    collecting.stop().await;
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let seeing = Arc::clone(&seen);
+    let redriving = shop.letters.redrive_all(Filter::default());
+    let redriving = redriving.on_progress(move |operation| {
+        seeing.lock().unwrap().insert(operation.done);
+    });
+    let done = redriving.run().await.unwrap();
+    assert_eq!((done.state, done.done), (OperationState::Done, 6));
+    // Two fit into a batch.
+    assert_eq!(*seen.lock().unwrap(), BTreeSet::from([0, 2, 4, 6]));
+    assert_eq!(shop.depth("shop.normal").await, 6);
 }
 
 #[tokio::test]

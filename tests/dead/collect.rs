@@ -376,3 +376,68 @@ async fn old_rows_go_and_growth_is_told() {
     assert_eq!(counts[1].dead, 5, "{counts:?}");
     sweeping.abort();
 }
+
+#[tokio::test]
+async fn one_alert_is_raised_for_an_app_however_many_collectors_it_has() {
+    let shop = Shop::open().await;
+    let collect = |app: &tierline::Tierline| {
+        let collector = app.collector().unwrap();
+        let collector = collector.housekeeping_every(Duration::from_millis(20));
+        let collector = collector.growth_limit(4, "1h").unwrap();
+        tokio::spawn(collector.into_future())
+    };
+    let alerts = |happened: &std::sync::Mutex<Vec<String>>| {
+        let told = happened.lock().unwrap();
+        let alerts = told
+            .iter()
+            .filter(|event| event.contains("DeadLettersGrow"));
+        alerts.count()
+    };
+    let mut apps = Vec::new();
+    for _ in 0..3 {
+        apps.push(crate::support::connect(&shop.vhost, shop.database.url(), MAP).await);
+    }
+    for number in 0..5 {
+        let id = format!("ship-{number}");
+        let letter = Letter {
+            id: &id,
+            ..Letter::default()
+        };
+        shop.dies("normal", &letter).await;
+    }
+    // Three at once; and then each alone, for long enough to have looked.
+    let at_once: Vec<_> = apps.iter().map(|(app, _)| collect(app)).collect();
+    until("an alert", async || {
+        apps.iter().any(|(_, happened)| alerts(happened) > 0)
+    })
+    .await;
+    at_once.iter().for_each(tokio::task::JoinHandle::abort);
+    for (app, happened) in &apps {
+        let alone = collect(app);
+        let collected = || {
+            let told = happened.lock().unwrap();
+            told.iter()
+                .filter(|event| event.contains("Collected"))
+                .count()
+        };
+        // It removes old rows and then looks at the growth: the second of two that go, one after the
+        // other, goes after a look.
+        for number in 0..2 {
+            let old = Letter {
+                id: &format!("old-{number}"),
+                died_at: SystemTime::now() - Duration::from_secs(40 * 86_400),
+                ..Letter::default()
+            };
+            let before = collected();
+            shop.dies("normal", &old).await;
+            until("the old row to come and go", async || {
+                let left = shop.letters.count(&Filter::default()).await.unwrap();
+                collected() > before && left == 5
+            })
+            .await;
+        }
+        alone.abort();
+    }
+    let raised: usize = apps.iter().map(|(_, happened)| alerts(happened)).sum();
+    assert_eq!(raised, 1);
+}

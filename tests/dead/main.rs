@@ -4,7 +4,10 @@
 
 mod bulk;
 mod collect;
+mod faults;
+mod identity;
 mod list;
+mod memory;
 mod redrive;
 mod support;
 mod worker;

@@ -4,9 +4,9 @@ use futures_util::future::join_all;
 use lapin::BasicProperties;
 use tierline::Error;
 use tierline::dead::{Filter, Outcomes, RedriveOutcome, State};
-use tierline_testbed::Vhost;
+use tierline_testbed::{Broker, Vhost};
 
-use crate::support::{Letter, Shop, connect, until};
+use crate::support::{Letter, MAP, Shop, connect, execute, until};
 
 /// A shop with one dead letter in its log.
 async fn with_one(letter: &Letter<'_>) -> (Shop, i64) {
@@ -121,12 +121,38 @@ async fn a_message_without_an_id_has_the_same_one_whenever_it_is_redriven() {
     let plain = plain.with_delivery_mode(2);
     shop.send("shop.normal.dlx", "", b"7", plain).await;
     let collecting = shop.collect();
-    let id = shop.logged(1).await[0].id;
-    let receipt = shop.letters.redrive(id).await.unwrap();
-    assert!(receipt.id.as_str().starts_with("sha256:"), "{}", receipt.id);
+    let first = shop.logged(1).await[0].id;
+    let receipt = shop.letters.redrive(first).await.unwrap();
     let message = shop.take("shop.normal", 1).await.remove(0);
     assert_eq!(message.id, receipt.id);
+    // As after a crash between the confirm and the mark.
+    execute(&shop, "UPDATE tierline.dead_letters SET state = 'dead'").await;
+    let again = shop.letters.redrive(first).await.unwrap();
+    assert_eq!(again.id, receipt.id);
+    let copy = shop.take("shop.normal", 1).await.remove(0);
+    assert_eq!(copy.id, receipt.id);
+
+    // Both copies die again, as one message.
+    for copy in [message, copy] {
+        let letter = Letter {
+            id: copy.id.as_str(),
+            payload: "7",
+            life: copy.life.into(),
+            redriven_from: copy.redriven.unwrap().from.parse().ok(),
+            ..Letter::default()
+        };
+        shop.dies("normal", &letter).await;
+    }
+    let rows = shop.logged(2).await;
+    until("the queue to be empty", async || {
+        shop.depth("shop.normal.dlq").await == 0
+    })
+    .await;
     collecting.stop().await;
+    assert_eq!(shop.logged(2).await, rows);
+    let second = rows.iter().find(|row| row.id != first).unwrap();
+    let row = shop.letters.get(first).await.unwrap();
+    assert_eq!(row.died_again_as, [second.id]);
 }
 
 #[tokio::test]
@@ -182,4 +208,67 @@ async fn a_row_stays_dead_when_the_broker_takes_nothing() {
     assert!(matches!(error, Error::Unroutable { .. }), "{error}");
     let row = shop.letters.get(id).await.unwrap();
     assert_eq!((row.summary.state, row.actions.len()), (State::Dead, 0));
+}
+
+#[tokio::test]
+async fn a_discarded_row_whose_redrive_fails_stays_discarded() {
+    let (shop, id) = with_one(&Letter::default()).await;
+    shop.letters.discard(id).await.unwrap();
+    let state = async || shop.letters.get(id).await.unwrap().summary.state;
+    // Refused before it is published; and by the broker.
+    let elsewhere = crate::support::MAP.replace("order.ship", "order.sail");
+    let (app, _) = connect(&shop.vhost, shop.database.url(), &elsewhere).await;
+    let error = app.dead_letters().unwrap().redrive(id).await.unwrap_err();
+    assert!(error.to_string().contains("not mapped"), "{error}");
+    assert_eq!(state().await, State::Discarded);
+    shop.vhost.delete_queue("shop.normal").await.unwrap();
+    let error = shop.letters.redrive(id).await.unwrap_err();
+    assert!(matches!(error, Error::Unroutable { .. }), "{error}");
+    assert_eq!(state().await, State::Discarded);
+    let counts = shop.letters.by_tier().await.unwrap();
+    assert_eq!((counts[1].dead, counts[1].discarded), (0, 1), "{counts:?}");
+}
+
+#[tokio::test]
+async fn an_abandoned_claim_leaves_a_discarded_row_discarded() {
+    let (shop, id) = with_one(&Letter::default()).await;
+    shop.letters.discard(id).await.unwrap();
+    // A process that was killed while it redrove the row, an hour ago.
+    let abandon = "UPDATE tierline.dead_letters SET state = 'redriving', claimed_from = state, \
+                   claim = 'a dead process', claimed_at = now() - interval '1 hour'";
+    execute(&shop, abandon).await;
+    let operation = shop.letters.redrive_all(Filter::default()).run().await;
+    assert_eq!(operation.unwrap().done, 0);
+    let row = shop.letters.get(id).await.unwrap();
+    assert_eq!(row.summary.state, State::Discarded);
+    // Taken up by somebody whose redrive fails.
+    execute(&shop, abandon).await;
+    shop.vhost.delete_queue("shop.normal").await.unwrap();
+    shop.letters.redrive(id).await.unwrap_err();
+    let row = shop.letters.get(id).await.unwrap();
+    assert_eq!(row.summary.state, State::Discarded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_leaves_nothing_claimed() {
+    let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
+    let shop = Shop::on(vhost, tierline_testbed::database().await, MAP).await;
+    shop.dies("normal", &Letter::default()).await;
+    let collecting = shop.collect();
+    let id = shop.logged(1).await[0].id;
+    collecting.stop().await;
+    let state = async || shop.letters.get(id).await.unwrap().summary.state;
+    broker.pause().await.unwrap();
+    tokio::select! {
+        redriven = shop.letters.redrive(id) => panic!("the broker is frozen: {redriven:?}"),
+        () = until("the claim", async || state().await == State::Redriving) => {}
+    }
+    broker.resume().await.unwrap();
+    until("the row to be free", async || {
+        state().await != State::Redriving
+    })
+    .await;
+    assert_eq!(state().await, State::Redriven);
+    assert_eq!(shop.depth("shop.normal").await, 1);
 }

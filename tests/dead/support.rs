@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use sqlx::{AssertSqlSafe, Connection as _, Executor, PgConnection};
 use tierline::dead::{DeadLetters, Filter, Page, Summary};
 use tierline::message::Message;
 use tierline::observe::Event;
@@ -150,6 +151,13 @@ impl Shop {
     pub(crate) async fn depth(&self, queue: &str) -> u32 {
         self.vhost.depth(queue).await.unwrap()
     }
+}
+
+/// Changes something in the database behind everybody's back.
+pub(crate) async fn execute(shop: &Shop, statements: &str) {
+    let mut connection = PgConnection::connect(shop.database.url()).await.unwrap();
+    let statements = AssertSqlSafe(statements.to_owned());
+    connection.execute(statements).await.unwrap();
 }
 
 pub(crate) async fn connect(

@@ -7,6 +7,11 @@
 
 mod content_header;
 mod frames;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "the collector alone needs it")
+)]
+mod inflow;
 mod repaired;
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -26,6 +31,7 @@ use lapin::types::AMQPValue;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use self::frames::{Frames, Note};
+pub(crate) use self::inflow::{ClosesGate, ReadBudget, ReadGate};
 pub(crate) use self::repaired::Repairs;
 use crate::message::Repaired;
 
@@ -40,9 +46,19 @@ pub(super) struct Opening {
     is_open: Arc<AtomicBool>,
     /// What had to be repaired on this connection.
     pub(super) repairs: Repairs,
+    /// Asked before each read, where reading is limited.
+    gate: Option<ReadGate>,
 }
 
 impl Opening {
+    /// A connection that reads only while its gate is open.
+    pub(super) fn behind(gate: Option<ReadGate>) -> Self {
+        Self {
+            gate,
+            ..Self::default()
+        }
+    }
+
     /// Lets the stream step aside: the connection is open, and nobody abandons it any more.
     pub(super) fn opened(&self) {
         self.is_open.store(true, Ordering::Relaxed);
@@ -129,9 +145,17 @@ impl Checked {
             if length > 0 {
                 return Poll::Ready(Ok(length));
             }
+            if let Some(gate) = &self.opening.gate {
+                ready!(gate.poll_may_read(cx))?;
+            }
             match ready!(Pin::new(&mut self.inner).poll_read(cx, self.frames.room()))? {
                 0 => return Poll::Ready(Ok(0)),
-                length => self.frames.fill(length),
+                length => {
+                    self.frames.fill(length);
+                    if let Some(gate) = &self.opening.gate {
+                        gate.has_read(length);
+                    }
+                }
             }
             for note in self.frames.take_notes() {
                 self.opening.note(note);

@@ -8,11 +8,11 @@ use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions}
 use lapin::{BasicProperties, Channel, ConnectionProperties};
 use serde::{Deserialize, Serialize};
 use tierline::{Registry, Task, Tierline, Topology};
-use tierline_testbed::{Broker, Vhost, vhost};
+use tierline_testbed::{Broker, Vhost};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::{Heard, PATIENCE, Working, behind_a_proxy};
+use crate::{Heard, PATIENCE, Working};
 
 const MAP: &str = r#"
     app = "yard"
@@ -212,15 +212,32 @@ async fn channel(vhost: &Vhost) -> Channel {
     connection.await.unwrap().create_channel().await.unwrap()
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_without_an_id_or_with_the_same_one_are_not_taken_for_each_other() {
+    let broker = Broker::start().await.unwrap();
+    none_is_lost(&broker, |tier, number| {
+        let id = number.is_multiple_of(2).then_some("");
+        Foreign::new(id, tasks(tier)[0], number)
+    })
+    .await;
+    let same_id = |tier: &str, number| Foreign::new(Some("same"), tasks(tier)[0], number);
+    none_is_lost(&broker, same_id).await;
+    none_is_lost(&broker, |tier, number| {
+        let id = format!("pair-{}", number / 2);
+        Foreign::new(Some(&id), tasks(tier)[number as usize % 2], number / 2)
+    })
+    .await;
+}
+
 /// Has a worker run messages of which some are done, some run and some wait when its connections are
 /// lost. All of them are run.
-async fn none_is_lost(message: impl Fn(&str, u32) -> Foreign) {
+async fn none_is_lost(broker: &Broker, message: impl Fn(&str, u32) -> Foreign) {
     const MESSAGES: u32 = 40;
-    let vhost = vhost().await;
-    let (url, proxy) = behind_a_proxy(&vhost).await;
+    // What waits in the queue while each slot has one that runs and one that waits.
+    const LEFT: u32 = MESSAGES - 3 * SLOTS as u32;
     let sites = [Site::new(), Site::new()];
-    let working = Working::begin_at(&url, vhost, MAP, registry(&sites)).await;
-    working.heard.until("consuming", 2).await;
+    let vhost = broker.vhost().await.unwrap();
+    let working = Working::begin_on(vhost, MAP, registry(&sites)).await;
     let mut names = [BTreeSet::new(), BTreeSet::new()];
     for (tier, names) in TIERS.into_iter().zip(&mut names) {
         let messages: Vec<_> = (0..MESSAGES).map(|number| message(tier, number)).collect();
@@ -236,9 +253,11 @@ async fn none_is_lost(message: impl Fn(&str, u32) -> Foreign) {
         })
         .await;
     }
-    proxy.reset();
+    broker.close_all_connections().await.unwrap();
     working.heard.until("consuming", 4).await;
-    for (site, names) in sites.iter().zip(&names) {
+    for ((tier, site), names) in TIERS.into_iter().zip(&sites).zip(&names) {
+        // What was lost with the connection has come again while its handlers still run.
+        until_depth(&working.vhost, tier, LEFT).await;
         site.let_end(Semaphore::MAX_PERMITS / 2);
         let all_ran = || names.iter().all(|name| site.begun().contains_key(name));
         site.until("all have ended", |begun, ended| begun == ended && all_ran())
@@ -250,27 +269,11 @@ async fn none_is_lost(message: impl Fn(&str, u32) -> Foreign) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_message_without_an_id_is_not_taken_for_another_when_a_connection_is_lost() {
-    none_is_lost(|tier, number| {
-        let id = number.is_multiple_of(2).then_some("");
-        Foreign::new(id, tasks(tier)[0], number)
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn messages_that_share_an_id_and_differ_in_payload_are_not_taken_for_each_other() {
-    none_is_lost(|tier, number| Foreign::new(Some("same"), tasks(tier)[0], number)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn messages_that_share_an_id_and_differ_in_task_are_not_taken_for_each_other() {
-    none_is_lost(|tier, number| {
-        let id = format!("pair-{}", number / 2);
-        Foreign::new(Some(&id), tasks(tier)[number as usize % 2], number / 2)
-    })
-    .await;
+/// Waits until no more than so many messages of a tier wait in its queue.
+async fn until_depth(vhost: &Vhost, tier: &str, depth: u32) {
+    let queue = format!("yard.{tier}");
+    let waiting = async { while vhost.depth(&queue).await.unwrap() > depth {} };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! The way through: which message a free slot takes, how it becomes a run of its handler, and what
 //! becomes of it then.
 //!
-//! Read in this order: `worker` is the face, `group` the turns of a pool, `order` whose turn it is,
+//! Read in this order: `worker` is the face, `group` the turns of a pool and `group/jobs` what runs
+//! in its slots, `order` whose turn it is,
 //! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
 //! message in a slot, `execute` the steps of a run, `settle` what follows on it, `mend` what is done
 //! where nothing takes that, `identity` and `memory` what is known of a message that comes again, `gate`

@@ -8,11 +8,11 @@ use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions}
 use lapin::{BasicProperties, Channel, ConnectionProperties};
 use serde::{Deserialize, Serialize};
 use tierline::{Registry, Task, Tierline, Topology};
-use tierline_testbed::{Broker, Vhost, vhost};
+use tierline_testbed::{Broker, Vhost};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::{Heard, PATIENCE, Working, behind_a_proxy};
+use crate::{Heard, PATIENCE, Working};
 
 const MAP: &str = r#"
     app = "yard"
@@ -51,7 +51,7 @@ fn tasks(tier: &str) -> [&'static str; 2] {
 /// What a task is told apart by: its name and its number.
 type Name = (String, u32);
 
-/// How often each task was begun, how many have ended, and what lets them end.
+/// How often each task of a tier was begun, how many have ended, and what lets them end.
 #[derive(Clone)]
 struct Site {
     begun: Arc<Mutex<BTreeMap<Name, u32>>>,
@@ -111,28 +111,31 @@ impl Site {
         assert!(is_reached, "{} of {count} slots", *self.holding.borrow());
     }
 
-    fn registry(&self) -> Registry {
-        let mut registry = Registry::new();
-        self.register::<Dig>(&mut registry);
-        self.register::<Haul>(&mut registry);
-        self.register::<Fill>(&mut registry);
-        self.register::<Pour>(&mut registry);
-        let (first, second) = (self.clone(), self.clone());
-        registry
-            .register::<HoldFirst, _>(move |_: HoldFirst| first.clone().hold())
-            .unwrap();
-        registry
-            .register::<HoldSecond, _>(move |_: HoldSecond| second.clone().hold())
-            .unwrap();
-        registry
-    }
-
     fn register<T: Task + Into<u32>>(&self, registry: &mut Registry) {
         let site = self.clone();
         registry
             .register::<T, _>(move |task: T| site.clone().work(T::NAME, task.into()))
             .unwrap();
     }
+
+    fn register_hold<T: Task>(&self, registry: &mut Registry) {
+        let site = self.clone();
+        registry
+            .register::<T, _>(move |_: T| site.clone().hold())
+            .unwrap();
+    }
+}
+
+/// The handlers of both tiers.
+fn registry([first, second]: &[Site; 2]) -> Registry {
+    let mut registry = Registry::new();
+    first.register::<Dig>(&mut registry);
+    first.register::<Haul>(&mut registry);
+    first.register_hold::<HoldFirst>(&mut registry);
+    second.register::<Fill>(&mut registry);
+    second.register::<Pour>(&mut registry);
+    second.register_hold::<HoldSecond>(&mut registry);
+    registry
 }
 
 macro_rules! numbered {
@@ -209,99 +212,97 @@ async fn channel(vhost: &Vhost) -> Channel {
     connection.await.unwrap().create_channel().await.unwrap()
 }
 
-/// Has a worker run messages of which some are done, some run and some wait when its connections are
-/// lost. All of them are run, and the broker keeps none.
-async fn none_is_lost(message: impl Fn(&str, u32) -> Foreign) {
-    const MESSAGES: u32 = 40;
-    let vhost = vhost().await;
-    let (url, proxy) = behind_a_proxy(&vhost).await;
-    let site = Site::new();
-    let working = Working::begin_at(&url, vhost, MAP, site.registry()).await;
-    working.heard.until("consuming", 2).await;
-    let mut names = BTreeSet::new();
-    for tier in TIERS {
-        let messages: Vec<_> = (0..MESSAGES).map(|number| message(tier, number)).collect();
-        send(&working.vhost, tier, &messages).await;
-        names.extend(messages.into_iter().map(|message| message.name));
-    }
-    site.until("all slots are in use", |begun, _| begun == 2 * SLOTS)
-        .await;
-    site.let_end(SLOTS);
-    site.until("some have ended, and others were begun", |begun, ended| {
-        ended == SLOTS && begun == 3 * SLOTS
-    })
-    .await;
-    proxy.reset();
-    working.heard.until("consuming", 4).await;
-    site.let_end(Semaphore::MAX_PERMITS / 2);
-    let all_ran = || names.iter().all(|name| site.begun().contains_key(name));
-    site.until("all have ended", |begun, ended| begun == ended && all_ran())
-        .await;
-    let vhost = working.end().await;
-    for tier in TIERS {
-        assert_eq!(vhost.depth(&format!("yard.{tier}")).await.unwrap(), 0);
-        assert_eq!(vhost.depth(&format!("yard.{tier}.dlq")).await.unwrap(), 0);
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_without_an_id_is_not_taken_for_another_when_a_connection_is_lost() {
-    none_is_lost(|tier, number| {
+async fn messages_without_an_id_or_with_the_same_one_are_not_taken_for_each_other() {
+    let broker = Broker::start().await.unwrap();
+    none_is_lost(&broker, |tier, number| {
         let id = number.is_multiple_of(2).then_some("");
         Foreign::new(id, tasks(tier)[0], number)
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn messages_that_share_an_id_and_differ_in_payload_are_not_taken_for_each_other() {
-    none_is_lost(|tier, number| Foreign::new(Some("same"), tasks(tier)[0], number)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn messages_that_share_an_id_and_differ_in_task_are_not_taken_for_each_other() {
-    none_is_lost(|tier, number| {
+    let same_id = |tier: &str, number| Foreign::new(Some("same"), tasks(tier)[0], number);
+    none_is_lost(&broker, same_id).await;
+    none_is_lost(&broker, |tier, number| {
         let id = format!("pair-{}", number / 2);
         Foreign::new(Some(&id), tasks(tier)[number as usize % 2], number / 2)
     })
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_equal_messages_that_outlive_their_connection_each_is_acknowledged_and_none_runs_again()
-{
-    let vhost = vhost().await;
-    let (url, proxy) = behind_a_proxy(&vhost).await;
-    let site = Site::new();
-    let working = Working::begin_at(&url, vhost, MAP, site.registry()).await;
-    working.heard.until("consuming", 2).await;
-    for tier in TIERS {
-        let equal = || Foreign::new(Some("twin"), tasks(tier)[0], 1);
-        let messages: Vec<_> = (0..SLOTS).map(|_| equal()).collect();
+/// Has a worker run messages of which some are done, some run and some wait when its connections are
+/// lost. All of them are run.
+async fn none_is_lost(broker: &Broker, message: impl Fn(&str, u32) -> Foreign) {
+    const MESSAGES: u32 = 40;
+    // What waits in the queue while each slot has one that runs and one that waits.
+    const LEFT: u32 = MESSAGES - 3 * SLOTS as u32;
+    let sites = [Site::new(), Site::new()];
+    let vhost = broker.vhost().await.unwrap();
+    let working = Working::begin_on(vhost, MAP, registry(&sites)).await;
+    let mut names = [BTreeSet::new(), BTreeSet::new()];
+    for (tier, names) in TIERS.into_iter().zip(&mut names) {
+        let messages: Vec<_> = (0..MESSAGES).map(|number| message(tier, number)).collect();
         send(&working.vhost, tier, &messages).await;
+        names.extend(messages.into_iter().map(|message| message.name));
     }
-    site.until("all run", |begun, _| begun == 2 * SLOTS).await;
-    proxy.reset();
-    working.heard.until("consuming", 4).await;
-    for tier in TIERS {
-        // Every copy that was lost with the connection is in the hands of the worker again.
-        until_depth(&working.vhost, tier, 0).await;
-    }
-    site.let_end(2 * SLOTS);
-    site.until("all have ended", |_, ended| ended == 2 * SLOTS)
+    for site in &sites {
+        site.until("all slots are in use", |begun, _| begun == SLOTS)
+            .await;
+        site.let_end(SLOTS);
+        site.until("some have ended, and others were begun", |begun, ended| {
+            ended == SLOTS && begun == 2 * SLOTS
+        })
         .await;
+    }
+    broker.close_all_connections().await.unwrap();
+    working.heard.until("consuming", 4).await;
+    for ((tier, site), names) in TIERS.into_iter().zip(&sites).zip(&names) {
+        // What was lost with the connection has come again while its handlers still run.
+        until_depth(&working.vhost, tier, LEFT).await;
+        site.let_end(Semaphore::MAX_PERMITS / 2);
+        let all_ran = || names.iter().all(|name| site.begun().contains_key(name));
+        site.until("all have ended", |begun, ended| begun == ended && all_ran())
+            .await;
+    }
     let vhost = working.end().await;
-    let begun: u32 = site.begun().values().sum();
-    assert_eq!(begun as usize, 2 * SLOTS);
     for tier in TIERS {
-        assert_eq!(vhost.depth(&format!("yard.{tier}")).await.unwrap(), 0);
+        assert_eq!(vhost.depth(&format!("yard.{tier}.dlq")).await.unwrap(), 0);
     }
 }
 
+/// Waits until no more than so many messages of a tier wait in its queue.
 async fn until_depth(vhost: &Vhost, tier: &str, depth: u32) {
     let queue = format!("yard.{tier}");
-    let waiting = async { while vhost.depth(&queue).await.unwrap() != depth {} };
+    let waiting = async { while vhost.depth(&queue).await.unwrap() > depth {} };
     tokio::time::timeout(PATIENCE, waiting).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_equal_messages_that_outlive_their_connection_each_is_acknowledged_and_none_runs_again()
+{
+    let broker = Broker::start().await.unwrap();
+    let sites = [Site::new(), Site::new()];
+    let vhost = broker.vhost().await.unwrap();
+    let working = Working::begin_on(vhost, MAP, registry(&sites)).await;
+    for (tier, site) in TIERS.into_iter().zip(&sites) {
+        let equal = || Foreign::new(Some("twin"), tasks(tier)[0], 1);
+        let messages: Vec<_> = (0..SLOTS).map(|_| equal()).collect();
+        send(&working.vhost, tier, &messages).await;
+        site.until("all run", |begun, _| begun == SLOTS).await;
+    }
+    broker.close_all_connections().await.unwrap();
+    working.heard.until("consuming", 4).await;
+    for site in &sites {
+        site.let_end(SLOTS);
+        site.until("all have ended", |_, ended| ended == SLOTS)
+            .await;
+    }
+    until_nothing_is_left(&broker, &working.vhost).await;
+    let vhost = working.end().await;
+    for (tier, site) in TIERS.into_iter().zip(&sites) {
+        let begun: u32 = site.begun().values().sum();
+        assert_eq!(begun as usize, SLOTS);
+        assert_eq!(vhost.depth(&format!("yard.{tier}")).await.unwrap(), 0);
+    }
 }
 
 /// Of the messages of a tier a third has no id, a third shares ids in groups and differs in its payload,
@@ -327,11 +328,11 @@ struct Worker {
 }
 
 impl Worker {
-    async fn begin(vhost: &Vhost, site: &Site) -> Self {
+    async fn begin(vhost: &Vhost, sites: &[Site; 2]) -> Self {
         let heard = Heard::default();
         let app = Tierline::builder(Topology::parse(MAP).unwrap())
             .amqp(vhost.amqp_url())
-            .registry(site.registry())
+            .registry(registry(sites))
             .observe(heard.ear())
             .connect()
             .await
@@ -348,13 +349,13 @@ impl Worker {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_broker_fails() {
     const MESSAGES: u32 = 2_000;
-    const STEP: usize = 500;
+    const STEP: usize = 250;
     let broker = Broker::start().await.unwrap();
     let vhost = broker.vhost().await.unwrap();
-    let site = Site::new();
+    let sites = [Site::new(), Site::new()];
     let workers = [
-        Worker::begin(&vhost, &site).await,
-        Worker::begin(&vhost, &site).await,
+        Worker::begin(&vhost, &sites).await,
+        Worker::begin(&vhost, &sites).await,
     ];
     broker.flush_declarations().await.unwrap();
     let mut names = BTreeSet::new();
@@ -369,13 +370,14 @@ async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_br
         .into_iter()
         .enumerate()
     {
-        site.let_end(STEP);
         let reached = (fault + 1) * STEP;
-        site.until("handlers have ended", |begun, ended| {
-            ended == reached && begun >= ended + 4 * SLOTS
-        })
-        .await;
-        // All slots are in use, and all windows full.
+        sites.iter().for_each(|site| site.let_end(STEP));
+        for site in &sites {
+            site.until("all slots of both workers are in use", |begun, ended| {
+                ended == reached && begun == ended + 2 * SLOTS
+            })
+            .await;
+        }
         match is_kill {
             false => broker.close_all_connections().await.unwrap(),
             true => {
@@ -384,7 +386,13 @@ async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_br
             }
         }
     }
-    site.let_end(Semaphore::MAX_PERMITS / 2);
+    for site in &sites {
+        site.let_end(Semaphore::MAX_PERMITS / 2);
+    }
+    let all_begun = || {
+        let begun = sites.iter().flat_map(Site::begun);
+        begun.collect::<BTreeMap<_, _>>()
+    };
     let mut dead = BTreeSet::new();
     let channel = channel(&vhost).await;
     let all_ran_or_dead = async {
@@ -392,7 +400,7 @@ async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_br
             for tier in TIERS {
                 dead.extend(take_dead(&channel, tier).await);
             }
-            let begun = site.begun();
+            let begun = all_begun();
             let missing = names.iter().filter(|name| !begun.contains_key(*name));
             if missing.filter(|name| !dead.contains(*name)).count() == 0 {
                 return;
@@ -400,7 +408,7 @@ async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_br
         }
     };
     let is_over = tokio::time::timeout(PATIENCE, all_ran_or_dead).await;
-    let begun = site.begun();
+    let begun = all_begun();
     let missing: Vec<_> = names.iter().filter(|it| !begun.contains_key(*it)).collect();
     assert!(
         is_over.is_ok(),
@@ -414,17 +422,19 @@ async fn every_message_runs_and_every_slot_is_free_however_ids_repeat_and_the_br
         dead.len()
     );
 
-    site.until("no handler runs", |begun, ended| begun == ended)
-        .await;
+    for site in &sites {
+        site.until("no handler runs", |begun, ended| begun == ended)
+            .await;
+    }
     until_nothing_is_left(&broker, &vhost).await;
-    // As many as all windows hold: every slot of both workers has one.
-    for (tier, task) in [("first", "hold.first"), ("second", "hold.second")] {
-        let hold = |number| Foreign::new(None, task, number);
+    // As many as the windows of both workers hold, so that every slot has one.
+    for (tier, site) in TIERS.into_iter().zip(&sites) {
+        let hold = |number| Foreign::new(None, &format!("hold.{tier}"), number);
         let messages: Vec<_> = (0..4 * SLOTS as u32).map(hold).collect();
         send(&vhost, tier, &messages).await;
+        site.until_holding(2 * SLOTS).await;
+        site.may_leave.add_permits(Semaphore::MAX_PERMITS / 2);
     }
-    site.until_holding(4 * SLOTS).await;
-    site.may_leave.add_permits(Semaphore::MAX_PERMITS / 2);
     until_nothing_is_left(&broker, &vhost).await;
     for Worker { stop, ended } in workers {
         stop.send(()).unwrap();

@@ -7,8 +7,8 @@
 SET LOCAL lock_timeout = '10s';
 
 -- `identity` is a hash of the message's id, task and payload from now on, or drawn where it has no id.
--- Rows from before keep the id, or a hash of it: when their message is collected again, it is also
--- looked for under that. A collector of the earlier release goes on as before, beside this one.
+-- Rows from before keep the id, or a hash of it: as long as there are such rows, a message is looked for
+-- under that too. A collector of the earlier release goes on as before, beside this one.
 
 -- The state of a row before it was claimed for a redrive, to which it returns if that fails. NULL in
 -- claims of the earlier release: 'dead'.

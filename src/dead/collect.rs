@@ -236,6 +236,24 @@ impl Collector {
         self.database.within(STATEMENT_LIMIT, tried, asking).await
     }
 
+    /// Whether the log may have rows of an earlier release, under other identities. As far as the clocks
+    /// of workers tell, which say when a message died; where one is wrong, messages that are redelivered
+    /// are looked for all the same.
+    async fn has_earlier(&self) -> bool {
+        let asking = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM tierline.dead_letters WHERE app = $1 AND died_at < \
+             (SELECT installed_on FROM tierline.migrations WHERE version = 2))",
+        )
+        .bind(self.topology.app())
+        .fetch_one(self.database.pool());
+        let tried = "look for dead letters of an earlier release";
+        let asked = self.database.within(STATEMENT_LIMIT, tried, asking).await;
+        asked.unwrap_or_else(|error| {
+            tracing::debug!(%error, "they are looked for with every message");
+            true
+        })
+    }
+
     fn failed(&self, error: &Error) {
         let cause = &error.to_string();
         self.observers.tell(&Event::CollectFailed { cause });
@@ -261,6 +279,7 @@ impl Collector {
         place: Place<'_>,
         ending: &Ending,
     ) -> Result<(), Error> {
+        let has_earlier = self.has_earlier().await;
         let mut looking = interval(LOOK_EVERY);
         looking.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -275,7 +294,7 @@ impl Collector {
                 }
                 batch = gathering => batch,
             };
-            let (entries, last) = queues.read(&self.topology, batch);
+            let (entries, last) = queues.read(&self.topology, batch, has_earlier);
             if entries.is_empty() {
                 // Consumers end with their connection.
                 if !place.connection.is_open() {

@@ -43,7 +43,8 @@ impl Source {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) identity: String,
-    /// The identity that an earlier release gave to the same message: rows from then keep it.
+    /// The identity that an earlier release gave to the same message, where it may have: rows from then
+    /// keep it.
     pub(super) earlier_identity: Option<String>,
     pub(super) life: i32,
     pub(super) message_id: Option<String>,

@@ -105,30 +105,45 @@ async fn insert(
     Ok(new)
 }
 
-/// The payload is sent once: Postgres makes the JSON for queries from it. A row of an earlier release
-/// has another identity, under which the same message is looked for.
-const INSERT: &str = "\
-    INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, error, \
-        error_kind, error_type, causes, attempts, history, enqueued_at, died_at, worker, \
-        worker_version, fingerprint, payload, payload_json, properties, headers, redriven_from, \
-        raw_properties) \
-    SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
-        causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, worker_version, \
-        fingerprint, payload, CASE WHEN is_json THEN convert_from(payload, 'UTF8')::jsonb END, \
-        properties, headers::jsonb, redriven_from, raw_properties \
-    FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
-        $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], $14::timestamptz[], \
-        $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::bytea[], $20::bool[], \
-        $21::bytea[], $22::text[], $23::bigint[], $24::bytea[], $25::text[]) \
-        AS entry (identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
-            causes, attempts, history, enqueued_at, died_at, worker, worker_version, fingerprint, \
-            payload, is_json, properties, headers, redriven_from, raw_properties, \
-            earlier_identity) \
-    WHERE earlier_identity IS NULL OR NOT EXISTS (SELECT FROM tierline.dead_letters AS known \
+/// The statement that inserts rows, where a condition holds. The payload is sent once: Postgres makes the
+/// JSON for queries from it.
+macro_rules! insert_where {
+    ($condition:literal) => {
+        concat!(
+            "INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, \
+                error, error_kind, error_type, causes, attempts, history, enqueued_at, died_at, \
+                worker, worker_version, fingerprint, payload, payload_json, properties, headers, \
+                redriven_from) \
+            SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
+                causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, \
+                worker_version, fingerprint, payload, \
+                CASE WHEN is_json THEN convert_from(payload, 'UTF8')::jsonb END, properties, \
+                headers::jsonb, redriven_from, raw_properties \
+            FROM UNNEST($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], \
+                $8::text[], $9::text[], $10::text[], $11::text[], $12::int[], $13::text[], \
+                $14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], \
+                $19::bytea[], $20::bool[], $21::bytea[], $22::text[], $23::bigint[], $24::bytea[], \
+                 $25::text[]) \
+                AS entry (identity, life, message_id, task, tier, reason, error, error_kind, \
+                    error_type, causes, attempts, history, enqueued_at, died_at, worker, \
+                    worker_version, fingerprint, payload, is_json, properties, headers, \
+                    redriven_from, raw_properties, earlier_identity) \
+            WHERE ",
+            $condition,
+            " ON CONFLICT (app, identity, life) DO NOTHING"
+        )
+    };
+}
+
+const INSERT: &str = insert_where!("true");
+
+/// The same for messages that an earlier release may have logged, under another identity.
+const INSERT_UNLESS_KNOWN: &str = insert_where!(
+    "earlier_identity IS NULL OR NOT EXISTS (SELECT FROM tierline.dead_letters AS known \
         WHERE known.app = $1 AND known.identity = entry.earlier_identity \
         AND known.life = entry.life AND known.task IS NOT DISTINCT FROM entry.task \
-        AND known.payload = entry.payload) \
-    ON CONFLICT (app, identity, life) DO NOTHING";
+        AND known.payload = entry.payload)"
+);
 
 async fn insert_rows(
     connection: &mut PgConnection,
@@ -138,7 +153,16 @@ async fn insert_rows(
     fn column<'e, T>(entries: &'e [Entry], of: impl Fn(&'e Entry) -> T) -> Vec<T> {
         entries.iter().map(of).collect()
     }
-    let inserted = sqlx::query(INSERT)
+    // A plan that looks for earlier rows is made anew each time: one from when the log was small would
+    // look at every row of a large one.
+    let is_plain = entries.iter().all(|it| it.earlier_identity.is_none());
+    let statement = if is_plain {
+        INSERT
+    } else {
+        INSERT_UNLESS_KNOWN
+    };
+    let inserted = sqlx::query(statement)
+        .persistent(is_plain)
         .bind(app)
         .bind(column(entries, |entry| entry.identity.as_str()))
         .bind(column(entries, |entry| entry.life))

@@ -177,11 +177,13 @@ impl<'c> Queues<'c> {
         batch
     }
 
-    /// The rows for a batch, and the last tag of each queue in it.
+    /// The rows for a batch, and the last tag of each queue in it. `has_earlier`: the log may have rows
+    /// of an earlier release.
     pub(super) fn read(
         &mut self,
         topology: &Topology,
         batch: Vec<Item>,
+        has_earlier: bool,
     ) -> (Vec<Entry>, Vec<Option<u64>>) {
         let mut last = vec![None; self.queues.len()];
         let now = SystemTime::now();
@@ -203,6 +205,10 @@ impl<'c> Queues<'c> {
             let repaired = current.and_then(|current| current.repaired(delivery.delivery_tag));
             let mut entry = Entry::new(topology, &queue.source, properties, payload, now);
             entry.repaired(properties, repaired.as_ref());
+            if !(has_earlier || delivery.redelivered) {
+                // No earlier release has logged it.
+                entry.earlier_identity = None;
+            }
             entries.push(entry);
             last[index] = Some(delivery.delivery_tag);
         }

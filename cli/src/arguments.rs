@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use tierline::topology::capabilities::Version;
 
+use crate::secret::Secret;
+
 /// Background tasks on RabbitMQ in which urgency is structural.
 #[derive(Debug, Parser)]
 #[command(name = "tierline", version, after_help = EXIT_CODES)]
@@ -54,7 +56,7 @@ Example:
             env = "TIERLINE_ADMIN_TOKEN",
             hide_env_values = true
         )]
-        token: String,
+        token: Secret,
         /// Where to listen
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
         listen: std::net::SocketAddr,
@@ -320,7 +322,7 @@ pub(crate) struct Log {
 pub(crate) struct Database {
     /// The database: postgres://user:password@host:5432/database
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) postgres: String,
+    pub(crate) postgres: Secret,
 }
 
 #[derive(Debug, Args)]
@@ -383,14 +385,14 @@ pub(crate) struct Input {
 pub(crate) struct Broker {
     /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
     #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: String,
+    pub(crate) amqp: Secret,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OptionalBroker {
     /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
     #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: Option<String>,
+    pub(crate) amqp: Option<Secret>,
 }
 
 #[derive(Debug, Args)]
@@ -402,7 +404,7 @@ pub(crate) struct Management {
         env = "MANAGEMENT_URL",
         hide_env_values = true
     )]
-    pub(crate) management: Option<String>,
+    pub(crate) management: Option<Secret>,
 }
 
 impl Topology {

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tierline::Error;
 
+use crate::secret::without_credentials;
+
 /// Something is wrong with the file, or with the broker in the light of it.
 pub(crate) const WRONG: u8 = 1;
 /// The command line is wrong, or a confirmation is missing.
@@ -62,11 +64,27 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
-    let (description, text, code) = match failure {
-        Failure::Failed(error) => (describe(error), error.to_string(), code(error)),
-        Failure::Misused(problem) => (json!({ "error": problem }), problem.clone(), MISUSED),
+/// What clap has to say: the help that was asked for, or what is wrong with the command line.
+pub(crate) fn misused(error: &clap::Error) -> ExitCode {
+    let text = without_credentials(&error.render().to_string());
+    // Nobody is left to be told where this cannot be printed.
+    let _ = match error.use_stderr() {
+        true => write!(io::stderr(), "{text}"),
+        false => write!(io::stdout(), "{text}"),
     };
+    match error.use_stderr() {
+        true => ExitCode::from(MISUSED),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
+    let (mut description, text, code) = match failure {
+        Failure::Failed(error) => (describe(error), error.to_string(), code(error)),
+        Failure::Misused(problem) => (json!({}), problem.clone(), MISUSED),
+    };
+    let text = without_credentials(&text);
+    description["error"] = json!(text);
     if json {
         // The error is told on standard error and by the code too.
         let _ = write_json(&description);
@@ -75,14 +93,12 @@ pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// What a program can read of an error, beside its text.
 fn describe(error: &Error) -> Value {
-    let message = error.to_string();
     match error {
-        Error::InvalidTopology(invalid) => {
-            json!({ "error": message, "problems": invalid.problems() })
-        }
-        Error::Mismatch(mismatch) => json!({ "error": message, "mismatch": mismatch }),
-        _ => json!({ "error": message }),
+        Error::InvalidTopology(invalid) => json!({ "problems": invalid.problems() }),
+        Error::Mismatch(mismatch) => json!({ "mismatch": mismatch }),
+        _ => json!({}),
     }
 }
 

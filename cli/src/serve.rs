@@ -10,19 +10,20 @@ use tokio::net::TcpListener;
 
 use crate::arguments::{Broker, Log};
 use crate::output::{Failure, Output};
+use crate::secret::Secret;
 
 pub(crate) async fn run(
     log: &Log,
     broker: &Broker,
-    token: &str,
+    token: &Secret,
     listen: SocketAddr,
 ) -> Result<Output, Failure> {
-    let token = Token::new(token)?;
+    let token = Token::new(token.expose())?;
     let topology = Topology::load(&log.input.file)?;
     // Whoever deploys changes the broker: a server of pages does not.
     let connecting = Tierline::builder(topology)
-        .amqp(&broker.amqp)
-        .postgres(&log.database.postgres)
+        .amqp(broker.amqp.expose())
+        .postgres(log.database.postgres.expose())
         .connection_name("tierline serve")
         .on_connect(OnConnect::Nothing)
         .connect();

@@ -172,6 +172,17 @@ fn a_broker_that_cannot_be_reached_ends_with_three_and_no_password_is_shown() {
     }
 }
 
+#[test]
+fn a_url_in_the_wrong_place_is_named_without_its_password() {
+    let url = "postgres://ada:hu@sh@host/hotel";
+    for (arguments, code) in [(["check", url, url], 2), (["check", url, "--json"], 1)] {
+        let (found, out, err) = run(&arguments);
+        assert_eq!(found, code, "{out}{err}");
+        assert!(err.contains("postgres://…@host/hotel"), "{err}");
+        assert!(!format!("{out}{err}").contains("sh@"), "{out}{err}");
+    }
+}
+
 #[tokio::test]
 async fn ten_processes_apply_at_once_and_all_succeed() {
     let vhost = vhost().await;

@@ -15,7 +15,7 @@ use crate::output::{Failure, Output};
 use confirm::{Bar, confirm};
 
 pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Failure> {
-    let database = Database::new(&database.postgres)?;
+    let database = Database::new(database.postgres.expose())?;
     let migrated = database.migrate().await;
     database.close().await;
     let migrated = migrated?;
@@ -26,10 +26,11 @@ pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Fa
 pub(crate) async fn run(command: Dlq) -> Result<Output, Failure> {
     let topology = Topology::load(&command.log().input.file)?;
     let url = command.log().database.postgres.clone();
+    let url = url.expose();
     match command {
-        Dlq::Redrive { .. } => redrive(command, topology, &url).await,
-        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, &url).await,
-        command => read(command, topology, &url).await,
+        Dlq::Redrive { .. } => redrive(command, topology, url).await,
+        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, url).await,
+        command => read(command, topology, url).await,
     }
 }
 
@@ -92,7 +93,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
     let canary_wait = canary_wait.as_str().into_duration()?;
     // A command must not change the broker: whoever deploys does.
     let connecting = Tierline::builder(topology)
-        .amqp(&broker.amqp)
+        .amqp(broker.amqp.expose())
         .postgres(url)
         .connection_name("tierline command")
         .on_connect(OnConnect::Nothing)

@@ -21,6 +21,7 @@ pub mod guide;
 mod backoff;
 mod error;
 mod random;
+mod secret;
 pub mod topology;
 
 pub mod task;

@@ -17,6 +17,7 @@ use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::observe::{Event, Observers, Purpose};
+use crate::secret::Secret;
 use crate::task::IntoDuration;
 use crate::topology::Topology;
 
@@ -47,7 +48,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Collector {
     pub(super) topology: Topology,
-    pub(super) urls: Vec<String>,
+    pub(super) urls: Vec<Secret>,
     pub(super) name: String,
     pub(super) database: Database,
     pub(super) observers: Observers,
@@ -58,7 +59,7 @@ pub struct Collector {
 impl Collector {
     pub(crate) fn new(
         topology: Topology,
-        urls: Vec<String>,
+        urls: Vec<Secret>,
         name: &str,
         database: Database,
         observers: Observers,
@@ -178,7 +179,7 @@ impl Collector {
                 continue;
             }
             let url = &self.urls[next % self.urls.len()];
-            let connection = match Connection::open(url, &self.name).await {
+            let connection = match Connection::open(url.expose(), &self.name).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     let cause = &error.to_string();

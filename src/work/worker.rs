@@ -23,6 +23,7 @@ use crate::Error;
 use crate::backoff::Backoff;
 use crate::observe::Observers;
 use crate::publish::Publisher;
+use crate::secret::Secret;
 use crate::task::{Cancellation, Data, Registry};
 use crate::topology::{self, Topology};
 
@@ -51,7 +52,7 @@ pub struct Worker {
 #[derive(Clone)]
 pub(crate) struct WorkerParts {
     pub(crate) topology: Topology,
-    pub(crate) urls: Vec<String>,
+    pub(crate) urls: Vec<Secret>,
     pub(crate) connection_name: String,
     pub(crate) publisher: Publisher,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,

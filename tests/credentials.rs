@@ -114,7 +114,7 @@ async fn no_error_shows_a_credential_of_the_url_that_it_is_about() {
         format!("amqp://ada:{PASSWORD}/@127.0.0.1:1"),
         format!("http://{nobody}"),
         format!("amqp://{nobody}:port"),
-        format!("amqp://127.0.0.1?auth_mechanism={PASSWORD}"),
+        format!("amqp://127.0.0.1?auth_mechanism={ENCODED}"),
         PASSWORD.to_owned(),
     ] {
         errors.push(builder(url).connect().await.unwrap_err());

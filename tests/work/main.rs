@@ -4,6 +4,7 @@
 
 mod faults;
 mod outcomes;
+mod shutdown;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -39,7 +39,11 @@ pub(crate) enum Command {
     #[cfg(feature = "admin")]
     #[command(after_help = "\
 The API is at /admin, and its description at /admin/openapi.json. There is no TLS: listen on a
-loopback address behind a proxy that has it. It ends with Ctrl-C.
+loopback address behind a proxy that has it.
+
+It ends on SIGTERM or Ctrl-C, with exit code 0: it accepts nothing more, and requests under way have
+the grace period. A second signal ends that. A bulk redrive that still runs then is cut off after what
+it has published: go on with `tierline dlq redrive FILE --resume OPERATION`.
 
 Example:
   TIERLINE_ADMIN_TOKEN=$(openssl rand -hex 32) tierline serve topology/hotel.toml")]
@@ -60,6 +64,9 @@ Example:
         /// Where to listen
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
         listen: std::net::SocketAddr,
+        /// How long requests under way may take when it is asked to end
+        #[arg(long, value_name = "TIME", default_value = "20s")]
+        grace: String,
     },
 
     /// Work with schedules: list, next, run, pause, resume

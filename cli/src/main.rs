@@ -51,7 +51,8 @@ fn main() -> ExitCode {
                 broker,
                 token,
                 listen,
-            } => serve::run(&log, &broker, &token, listen).await,
+                grace,
+            } => serve::run(&log, &broker, &token, listen, &grace).await,
             Command::Migrate { database, .. } => dlq::migrate(&database).await,
         }
     };

@@ -18,9 +18,11 @@ pub(crate) struct Arguments {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well
-  1  the file has mistakes, the broker differs from it, or it refuses what was asked
-  2  the command line is wrong, or a confirmation is missing
-  3  the broker, its management API or the database cannot be reached or lets nobody in
+  1  the file cannot be read or has mistakes, the broker or the database is not as it should be, or
+     it refuses what was asked
+  2  the command line is wrong, a malformed URL, time or filter included, or a confirmation is missing
+  3  the broker, its management API or the database cannot be reached, or does not let the user in
+  4  there is no such dead letter, operation, schedule or tier
 
 Results go to standard output, errors to standard error. With --json the result, or the error, is
 one JSON document on standard output.";

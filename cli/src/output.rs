@@ -8,12 +8,14 @@ use tierline::Error;
 
 use crate::secret::without_credentials;
 
-/// Something is wrong with the file, or with the broker in the light of it.
+/// Something is wrong with the file, or with the broker or the database in the light of it.
 pub(crate) const WRONG: u8 = 1;
 /// The command line is wrong, or a confirmation is missing.
 pub(crate) const MISUSED: u8 = 2;
 /// The broker or the database could not be asked.
 pub(crate) const BROKEN: u8 = 3;
+/// What was named does not exist.
+const NOT_FOUND: u8 = 4;
 
 /// The result of a command, in both forms.
 #[derive(Debug)]
@@ -66,16 +68,14 @@ impl From<Error> for Failure {
 
 /// What clap has to say: the help that was asked for, or what is wrong with the command line.
 pub(crate) fn misused(error: &clap::Error) -> ExitCode {
-    let text = without_credentials(&error.render().to_string());
+    let text = error.render().to_string();
     // Nobody is left to be told where this cannot be printed.
-    let _ = match error.use_stderr() {
-        true => write!(io::stderr(), "{text}"),
-        false => write!(io::stdout(), "{text}"),
-    };
-    match error.use_stderr() {
-        true => ExitCode::from(MISUSED),
-        false => ExitCode::SUCCESS,
+    if !error.use_stderr() {
+        let _ = write!(io::stdout(), "{text}");
+        return ExitCode::SUCCESS;
     }
+    let _ = write!(io::stderr(), "{}", without_credentials(&text));
+    ExitCode::from(MISUSED)
 }
 
 pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
@@ -104,14 +104,37 @@ fn describe(error: &Error) -> Value {
 
 fn code(error: &Error) -> u8 {
     match error {
+        Error::InvalidBrokerUrl { .. }
+        | Error::InvalidManagementUrl { .. }
+        | Error::InvalidDatabaseUrl { .. }
+        | Error::InvalidDuration { .. }
+        | Error::InvalidFilter { .. }
+        | Error::InvalidToken { .. } => MISUSED,
+        Error::DeadLetterNotFound { .. }
+        | Error::BulkNotFound { .. }
+        | Error::UnknownSchedule { .. }
+        | Error::UnknownTier { .. } => NOT_FOUND,
         Error::BrokerUnreachable { .. }
         | Error::BrokerFailed { .. }
         | Error::ManagementFailed { .. }
         | Error::LoginRefused { .. }
+        | Error::VirtualHostRefused { .. }
+        | Error::NotConnected { .. }
+        | Error::Blocked { .. }
+        | Error::Unconfirmed { .. }
         | Error::DatabaseUnreachable { .. }
         | Error::DatabaseFailed { .. }
-        | Error::VirtualHostRefused { .. } => BROKEN,
+        | Error::DatabaseLoginRefused { .. } => BROKEN,
+        Error::Shared(error) => code(error),
         _ => WRONG,
+    }
+}
+
+/// A number of things: "1 tier", "6 tiers".
+pub(crate) fn count(number: impl TryInto<u64>, thing: &str) -> String {
+    match number.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {thing}"),
+        number => format!("{number} {thing}s"),
     }
 }
 

@@ -26,6 +26,9 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// What errors and help write where a URL has its user and password.
+const PLACEHOLDER: &str = "user:password";
+
 /// A text for the terminal, in which every URL has lost its user and password.
 ///
 /// An error names what was on the command line, and a URL may be there in the place of something else:
@@ -42,11 +45,11 @@ pub(crate) fn without_credentials(text: &str) -> String {
         let (url, next) = after.split_at(end);
         // The last one: a password that was not encoded may have an @ too.
         match url.rsplit_once('@') {
-            Some((_, host)) => {
+            Some((credentials, host)) if credentials != PLACEHOLDER => {
                 shown.push_str("…@");
                 shown.push_str(host);
             }
-            None => shown.push_str(url),
+            _ => shown.push_str(url),
         }
         rest = next;
     }
@@ -64,6 +67,10 @@ mod tests {
     fn a_url_in_a_text_loses_its_credentials() {
         for (text, expected) in [
             ("nothing to hide", "nothing to hide"),
+            (
+                "write amqp://user:password@host",
+                "write amqp://user:password@host",
+            ),
             (
                 "unexpected argument 'postgres://ada:hu@sh@host/hotel' found",
                 "unexpected argument 'postgres://…@host/hotel' found",

@@ -8,7 +8,7 @@ use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 
 use crate::arguments;
-use crate::output::Output;
+use crate::output::{Output, count};
 
 /// How the broker's management lists the command's connections.
 const NAME: &str = "tierline command";
@@ -52,10 +52,10 @@ fn check(topology: &Topology) -> Output {
     let (app, tiers) = (topology.app(), topology.tiers().len());
     let (groups, tasks) = (topology.groups().len(), topology.tasks().len());
     let schedules = topology.schedules().len();
-    let mut text = format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks");
-    if schedules > 0 {
-        text += &format!(", {schedules} schedules");
-    }
+    let parts = [(tiers, "tier"), (groups, "group"), (tasks, "task")].into_iter();
+    let parts = parts.chain((schedules > 0).then_some((schedules, "schedule")));
+    let parts: Vec<String> = parts.map(|(number, thing)| count(number, thing)).collect();
+    let text = format!("{app} is well: {}", parts.join(", "));
     let json = json!({
         "app": app, "tiers": tiers, "groups": groups, "tasks": tasks, "schedules": schedules,
     });

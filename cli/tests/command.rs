@@ -60,6 +60,17 @@ fn check_counts_what_is_in_a_file() {
     );
 }
 
+#[test]
+fn check_counts_one_of_each_as_one() {
+    let map = "app = \"shop\"\n[tiers.normal]\nqueue = \"quorum\"\n[groups.all]\n\
+               tiers = [\"normal\"]\nconcurrency = 1\n[tasks]\n\"order.ship\" = \"normal\"\n\
+               [schedules.nightly]\ntask = \"order.ship\"\ncron = \"0 3 * * *\"\nexpires = \"1h\"\n";
+    let file = File::new("one-of-each", map);
+    let (code, out, err) = run(&["check", &file.0]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(out, "shop is well: 1 tier, 1 group, 1 task, 1 schedule\n");
+}
+
 const SEVEN_MISTAKES: &str = r#"app = "ho tel"
 [tiers.critical]
 queue = "clasic"

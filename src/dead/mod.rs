@@ -25,6 +25,7 @@ mod properties;
 mod queues;
 mod redrive;
 mod run;
+mod tiers;
 mod times;
 mod triage;
 mod words;

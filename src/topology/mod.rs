@@ -200,6 +200,27 @@ impl Topology {
         &self.content.schedules
     }
 
+    /// The schedule of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], with the name that was probably meant.
+    pub fn schedule(&self, name: &str) -> Result<&Schedule, Error> {
+        let found = self
+            .schedules()
+            .iter()
+            .find(|schedule| schedule.name == name);
+        found.ok_or_else(|| {
+            let names = self
+                .schedules()
+                .iter()
+                .map(|schedule| schedule.name.as_str());
+            Error::UnknownSchedule {
+                schedule: name.into(),
+                near: reader::near_miss(name, names).map(Into::into),
+            }
+        })
+    }
+
     /// The home of the task of that name. `None`: it can be neither published nor run.
     pub fn route(&self, task: &str) -> Option<&Route> {
         let index = self.content.route_index.get(task)?;

@@ -48,7 +48,8 @@ async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Fai
                 Some(cursor) => Page::after(limit, cursor.parse()?),
                 None => Page::first(limit),
             };
-            let listed = letters.list(&filter.read()?, page).await?;
+            let filter = filter.check(&letters).await?;
+            let listed = letters.list(&filter, page).await?;
             Ok(Output::well(show::list(&listed), json!(listed)))
         }
         Dlq::Show { id, .. } => {
@@ -60,7 +61,8 @@ async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Fai
             Ok(Output::well(text, json))
         }
         Dlq::Groups { filter, limit, .. } => {
-            let groups = letters.groups(&filter.read()?, limit).await?;
+            let filter = filter.check(&letters).await?;
+            let groups = letters.groups(&filter, limit).await?;
             Ok(Output::well(
                 show::groups(&groups),
                 json!({ "groups": groups }),
@@ -121,7 +123,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
         let json = json!({ "id": id, "message_id": receipt.id.as_str(), "tier": receipt.tier });
         return Ok(Output::well(text, json));
     }
-    let filter = filter.read()?;
+    let filter = filter.check(&letters).await?;
     let count = count(&letters, &filter).await?;
     confirm(&operator, "redrive", count)?;
     let bar = Bar::new(count, log.input.json);
@@ -158,7 +160,7 @@ async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, F
             operator, filter, ..
         } => {
             let letters = letters.by(&operator.by).because(&operator.because);
-            let filter = filter.read()?;
+            let filter = filter.check(&letters).await?;
             confirm(&operator, "discard", count(&letters, &filter).await?)?;
             Ok(ended(&letters.discard_all(&filter).await?))
         }
@@ -166,7 +168,7 @@ async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, F
             operator, filter, ..
         } => {
             let letters = letters.by(&operator.by).because(&operator.because);
-            let filter = filter.read()?;
+            let filter = filter.check(&letters).await?;
             confirm(&operator, "delete", letters.count(&filter).await?)?;
             Ok(ended(&letters.purge(&filter).await?))
         }
@@ -189,6 +191,15 @@ fn ended(operation: &Operation) -> Output {
 }
 
 impl arguments::Filter {
+    /// Reads it, and refuses a tier that nobody knows: it would mean nothing, in silence.
+    async fn check(self, letters: &DeadLetters) -> Result<Filter, Failure> {
+        let filter = self.read()?;
+        if let Some(tier) = &filter.tier {
+            letters.check_tier(tier).await?;
+        }
+        Ok(filter)
+    }
+
     fn read(self) -> Result<Filter, Failure> {
         let now = SystemTime::now();
         let time = |text: Option<String>| {

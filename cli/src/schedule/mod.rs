@@ -90,16 +90,7 @@ fn in_the_file(topology: &Topology, name: Option<&str>) -> Result<Vec<Schedule>,
     let Some(name) = name else {
         return Ok(topology.schedules().to_vec());
     };
-    let found = topology
-        .schedules()
-        .iter()
-        .find(|schedule| schedule.name == name);
-    found
-        .map(|schedule| vec![schedule.clone()])
-        .ok_or_else(|| Error::UnknownSchedule {
-            schedule: name.into(),
-            near: None,
-        })
+    Ok(vec![topology.schedule(name)?.clone()])
 }
 
 fn next(schedules: &[Schedule], count: usize) -> Output {

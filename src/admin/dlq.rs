@@ -1,6 +1,6 @@
 //! Dead letters.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::body::Bytes;
@@ -17,6 +17,9 @@ use crate::dead::{
     Canary, DeadLetters, Filter, Operation, Page, Reason, State as Standing, parse_time,
 };
 use crate::task::IntoDuration;
+
+/// The time of which failures are grouped, unless `since` is given.
+const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
 
 type Answer<T = Json<Value>> = Result<T, Problem>;
 type Asked<T> = Result<Query<T>, QueryRejection>;
@@ -96,9 +99,11 @@ pub(super) async fn groups(State(desk): State<Desk>, query: Asked<ListQuery>) ->
     if query.after.is_some() {
         return Err(Problem::bad("groups have no pages: leave `after` out"));
     }
+    let mut filter = desk.checked(query.filter()?).await?;
     // Every row of the window is counted, so there is one.
-    query.since.get_or_insert_with(|| "24h".to_owned());
-    let filter = desk.checked(query.filter()?).await?;
+    let until = filter.until.unwrap_or_else(SystemTime::now);
+    let window = until.checked_sub(GROUPS_WINDOW);
+    filter.since = filter.since.or(window).or(Some(SystemTime::UNIX_EPOCH));
     let groups = desk.letters.groups(&filter, most).await?;
     Ok(Json(json!({ "groups": groups })))
 }

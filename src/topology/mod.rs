@@ -77,6 +77,8 @@ pub use schedule::{Missed, Schedule};
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
 pub use timing::Timing;
+#[cfg(feature = "admin")]
+pub(crate) use units::DURATION_PATTERN;
 pub(crate) use units::parse_duration;
 #[cfg(feature = "postgres")]
 pub(crate) use units::show_duration;

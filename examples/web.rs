@@ -5,15 +5,21 @@
 //! ```
 //!
 //! Takes the broker from `AMQP_URL`, else `amqp://localhost`; `cargo xtask services` starts one.
-//! Listens on `LISTEN`, else `127.0.0.1:3000`, until Ctrl-C.
+//! Listens on `LISTEN`, else `127.0.0.1:3000`, until Ctrl-C or SIGTERM: then it finishes the requests and the
+//! tasks that are under way.
+
+use std::future::IntoFuture;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
+use tierline::task::Cancellation;
 use tierline::{Error, TaskError, Tierline, Topology, task};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 
 const MAP: &str = r#"
     app = "web"
@@ -73,9 +79,40 @@ async fn main() -> anyhow::Result<()> {
     println!("listening on http://{}", listener.local_addr()?);
 
     // A larger app has its workers in a program of their own, with the same map.
-    tokio::select! {
-        served = axum::serve(listener, router) => served?,
-        worked = app.work(["all"]).until_terminated() => worked?,
-    }
+    let shutdown = Cancellation::new();
+    let server =
+        axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let server = async {
+        tokio::select! {
+            served = server.into_future() => Ok(served?),
+            // A client that never ends its request must not hold up the end of the process.
+            () = after(&shutdown, GRACE) => Ok(()),
+        }
+    };
+    let worker = async {
+        let worker = app.work(["all"]).grace(GRACE);
+        Ok(worker.until(shutdown.cancelled()).await?)
+    };
+    tokio::try_join!(server, worker, until_asked_to_end(&shutdown))?;
+    println!("bye: every request that was taken is answered");
     Ok(())
+}
+
+/// How long requests and tasks that are under way may take when the process is asked to end.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Begins the shutdown on Ctrl-C, or on the SIGTERM of an orchestrator.
+async fn until_asked_to_end(shutdown: &Cancellation) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminate.recv() => {}
+    }
+    shutdown.cancel();
+    Ok(())
+}
+
+async fn after(shutdown: &Cancellation, grace: Duration) {
+    shutdown.cancelled().await;
+    tokio::time::sleep(grace).await;
 }

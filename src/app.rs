@@ -16,6 +16,7 @@ use crate::observe::{Event, Observers};
 use crate::publish::{Publisher, TraceContext};
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
+use crate::secret::Secret;
 use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -63,9 +64,9 @@ pub enum OnConnect {
 /// Settings of an app that is about to connect; see [`Tierline::builder`].
 pub struct Builder {
     topology: Topology,
-    urls: Vec<String>,
+    urls: Vec<Secret>,
     #[cfg(feature = "postgres")]
-    postgres: Option<String>,
+    postgres: Option<Secret>,
     #[cfg(feature = "postgres")]
     triage: Triage,
     name: String,
@@ -236,7 +237,7 @@ impl Builder {
     /// `amqps://` trusts what the system trusts, or the certificates in the file that the environment
     /// variable `SSL_CERT_FILE` names.
     pub fn amqp(mut self, url: impl Into<String>) -> Self {
-        self.urls.push(url.into());
+        self.urls.push(Secret::new(url));
         self
     }
 
@@ -244,7 +245,7 @@ impl Builder {
     /// app connects. Prepare it once with [`Database::migrate`] or `tierline migrate`.
     #[cfg(feature = "postgres")]
     pub fn postgres(mut self, url: impl Into<String>) -> Self {
-        self.postgres = Some(url.into());
+        self.postgres = Some(Secret::new(url));
         self
     }
 
@@ -355,7 +356,9 @@ impl Builder {
             trace,
         } = self;
         #[cfg(feature = "postgres")]
-        let database = postgres.as_deref().map(Database::new).transpose()?;
+        let database = postgres.map(|url| Database::new(url.expose()));
+        #[cfg(feature = "postgres")]
+        let database = database.transpose()?;
         #[cfg(feature = "postgres")]
         if let Some(database) = &database {
             let outcomes = Outcomes::start(database.clone(), topology.app());

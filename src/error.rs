@@ -164,7 +164,8 @@ pub enum Error {
 
     /// A message was to be delayed in the broker for longer than its ladders reach.
     #[error(
-        "a delay of {} is above the {} that the broker holds; stage the message in Postgres instead",
+        "a delay of {} is above the {} that the broker holds; keep it in a table of your own, and \
+         publish it when it is due",
         humantime::format_duration(*delay), humantime::format_duration(*longest)
     )]
     DelayTooLong {
@@ -363,6 +364,18 @@ pub enum Error {
         cause: Box<str>,
     },
 
+    /// Postgres does not let the user in: the role, its password or the database is another.
+    #[error(
+        "cannot {tried}: Postgres refuses the login: {cause}; check user, password and database of \
+         its URL"
+    )]
+    DatabaseLoginRefused {
+        /// What was tried, and where, without the credentials.
+        tried: Box<str>,
+        /// What Postgres says.
+        cause: Box<str>,
+    },
+
     /// The connection to the database was lost on the way, or the database gave up for now. What was
     /// asked for may have been done or not.
     #[error("cannot {tried}: {cause}; check Postgres, and try again")]
@@ -399,6 +412,18 @@ pub enum Error {
     InvalidFilter {
         /// What is wrong with it.
         problem: Box<str>,
+    },
+
+    /// A tier was named that is neither in the map nor in the log of dead letters.
+    #[error(
+        "there is no tier {tier:?} in the map, and no dead letter of one{}",
+        near.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default()
+    )]
+    UnknownTier {
+        /// The name that was given.
+        tier: Box<str>,
+        /// A tier of nearly that name.
+        near: Option<Box<str>>,
     },
 
     /// There is no dead letter of this number in the app's log.
@@ -539,6 +564,8 @@ impl Error {
             | Error::InvalidDatabaseUrl { .. }
             | Error::NoDatabase { .. }
             | Error::DatabaseRefused { .. }
+            | Error::DatabaseLoginRefused { .. }
+            | Error::UnknownTier { .. }
             | Error::NotMigrated { .. }
             | Error::InvalidFilter { .. }
             | Error::DeadLetterNotFound { .. }
@@ -554,8 +581,8 @@ impl Error {
 /// Limits that cannot hold: what a worker has in hand of a task may outlast the broker's patience.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "task `{task}` may run for {}, and group {group:?} holds {prefetch} messages per slot, so the \
-     last may be acknowledged after {}, when the broker has taken it away (ack_timeout {}); lower \
+    "task `{task}` may run for {}, and group {group:?} holds {prefetch} per slot, so the last message \
+     of a slot may be acknowledged after {}, when the broker has taken it away (ack_timeout {}); lower \
      the task's timeout or the group's prefetch, or raise the broker's consumer_timeout and \
      ack_timeout in [broker] with it",
     humantime::format_duration(*timeout),

@@ -3,6 +3,7 @@
 #![doc = "[choosing tiers]: guide::choosing_tiers"]
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
+#![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
 #![doc = "[deploying a new task]: guide::deploying_a_new_task"]
 #![doc = "[changing a topology]: guide::changing_a_topology"]
 #![doc = "[operating dead letters]: guide::operating_dead_letters"]
@@ -21,6 +22,7 @@ pub mod guide;
 mod backoff;
 mod error;
 mod random;
+mod secret;
 pub mod topology;
 
 pub mod task;

@@ -120,6 +120,51 @@ async fn a_database_that_is_not_there_is_named_without_credentials() {
     assert!(shown.contains("127.0.0.1:1/hotel") && !shown.contains("secret"));
 }
 
+#[tokio::test]
+async fn a_login_that_is_refused_is_told_from_a_statement_that_is() {
+    let fresh = database().await;
+    let (scheme, rest) = fresh.url().split_once("://").unwrap();
+    let (server, name) = rest.split_once('@').unwrap().1.split_once('/').unwrap();
+    let role = format!("stranger_{}", std::process::id());
+    let create = format!(
+        "CREATE ROLE {role} LOGIN; CREATE ROLE {role}_reader LOGIN; \
+         REVOKE CONNECT ON DATABASE {name} FROM PUBLIC; \
+         GRANT CONNECT ON DATABASE {name} TO {role}_reader"
+    );
+    execute(fresh.url(), &create).await;
+    let mut refused = Vec::new();
+    for (user, name) in [
+        ("nobody", name),
+        (role.as_str(), name),
+        (role.as_str(), "no_such_database"),
+        (&format!("{role}_reader"), name),
+    ] {
+        let url = format!("{scheme}://{user}:secret@{server}/{name}");
+        let database = Database::new(&url).unwrap();
+        refused.push(database.migrate().await.unwrap_err());
+        database.close().await;
+    }
+    let drop = format!("DROP OWNED BY {role}_reader; DROP ROLE {role}, {role}_reader");
+    execute(fresh.url(), &drop).await;
+    let not_allowed = refused.pop().unwrap();
+    assert!(
+        matches!(not_allowed, Error::DatabaseRefused { .. }),
+        "{not_allowed}"
+    );
+    for error in refused {
+        assert!(
+            matches!(error, Error::DatabaseLoginRefused { .. }) && !error.is_transient(),
+            "{error:?}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("check user, password and database")
+        );
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}
+
 #[test]
 fn every_migration_in_the_folder_is_embedded() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");

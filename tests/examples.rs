@@ -18,8 +18,16 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Those that are run here. `testing` is a test itself, which `cargo test` runs.
-const RUN_HERE: [&str; 8] = [
-    "delayed", "hello", "redrive", "retries", "schedule", "shutdown", "tiers", "web",
+const RUN_HERE: [&str; 9] = [
+    "delayed",
+    "hello",
+    "one_process",
+    "redrive",
+    "retries",
+    "schedule",
+    "shutdown",
+    "tiers",
+    "web",
 ];
 
 #[test]
@@ -161,15 +169,59 @@ async fn a_shutdown_finishes_what_runs_and_gives_back_the_rest() {
 }
 
 #[tokio::test]
-async fn a_web_app_publishes_and_works() {
+async fn a_web_app_publishes_works_and_answers_what_it_took_before_it_ends() {
     let place = Place::new().await;
     let mut example = place.start("web");
     let address = example.until("listening on http://").await;
     let answer = post(&address, "/orders", r#"{"order": 7}"#).await;
     assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
     example.until("the receipt of order 7 is sent").await;
+
+    // A request that the app has begun to answer, and whose body comes after the signal.
+    let body = r#"{"order": 8}"#;
+    let mut slow = BufReader::new(TcpStream::connect(&address).await.unwrap());
+    let head = head(&address, "/orders", body.len()) + "expect: 100-continue\r\n\r\n";
+    slow.write_all(head.as_bytes()).await.unwrap();
+    let mut line = String::new();
+    let reading = slow.read_line(&mut line);
+    timeout(PATIENCE, reading).await.unwrap().unwrap();
+    assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
     example.terminate().await;
-    example.end().await;
+    let closed = async { while TcpStream::connect(&address).await.is_ok() {} };
+    timeout(PATIENCE, closed).await.unwrap();
+    slow.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let reading = slow.read_to_string(&mut answer);
+    timeout(PATIENCE, reading).await.unwrap().unwrap();
+    assert!(answer.contains("HTTP/1.1 202"), "{answer}");
+    let rest = example.end().await;
+    assert_eq!(rest, ["bye: every request that was taken is answered"]);
+    // The worker had begun to end: the next one takes it.
+    assert_eq!(place.vhost.depth("web.default").await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn one_process_works_collects_schedules_and_ends_by_one_signal() {
+    let place = Place::with_database().await;
+    let mut example = place.start("one_process");
+    let mut awaited = vec![
+        "long: the export begins",
+        "collected: 1 into the log",
+        "scheduled: the free rooms",
+    ];
+    while !awaited.is_empty() {
+        let line = example.until("").await;
+        awaited.retain(|wanted| !line.starts_with(wanted));
+    }
+    example.terminate().await;
+    let rest = example.end().await;
+    assert!(
+        rest.iter().any(|line| line.contains("gives way")),
+        "{rest:?}"
+    );
+    assert_eq!(rest.last().unwrap(), "bye: all three have ended");
+    let waiting = place.vhost.depth("one_process.default").await.unwrap();
+    assert!(waiting >= 1, "the export goes on in the next process");
 }
 
 /// The corner of the broker, and perhaps the database, that an example is given.
@@ -273,14 +325,17 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
+fn head(address: &str, path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\nconnection: close\r\n"
+    )
+}
+
 async fn post(address: &str, path: &str, json: &str) -> String {
     let talking = async {
         let mut stream = TcpStream::connect(address).await?;
-        let length = json.len();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\nconnection: close\r\n\r\n{json}"
-        );
+        let request = format!("{}\r\n{json}", head(address, path, json.len()));
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;

@@ -23,6 +23,12 @@ async fn the_first_task_of_the_readme_runs() {
         "attempt 1: the code 1234 goes to +39 055 0000"
     );
 
+    assert_eq!(
+        hotel.error_without_a_broker().await,
+        "Error: cannot connect to amqp://127.0.0.1:1: Connection refused (os error 111); is the broker \
+         running, and is this its address?\n"
+    );
+
     let tests = hotel.cargo(&["test"]).await.must_succeed();
     assert!(tests.contains("every_task_is_mapped ... ok"), "{tests}");
     hotel.forget(r#""sms.send_otp" = "critical""#);
@@ -87,6 +93,19 @@ impl Hotel {
         let output = timeout(PATIENCE, running).await.unwrap().unwrap();
         println!("cargo {arguments:?} took {:?}", begin.elapsed());
         Ended(output)
+    }
+
+    /// What the program says where nobody listens.
+    async fn error_without_a_broker(&self) -> String {
+        let running = Command::new(self.target().join("debug/hotel"))
+            .current_dir(&self.folder)
+            .env("AMQP_URL", "amqp://ada:secret@127.0.0.1:1")
+            .env_remove("RUST_BACKTRACE")
+            .kill_on_drop(true)
+            .output();
+        let ended = timeout(PATIENCE, running).await.unwrap().unwrap();
+        assert!(!ended.status.success());
+        String::from_utf8(ended.stderr).unwrap()
     }
 
     /// Runs the program on a corner of the broker until it has printed a line, then asks it to end.

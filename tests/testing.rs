@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should stop
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -364,4 +366,36 @@ async fn as_many_runs_as_are_allowed_are_drained() {
     tester.run(book()).await;
     let endless = tester.drain().await.unwrap_err().to_string();
     assert!(endless.contains("after 2 runs"), "{endless}");
+}
+
+#[tokio::test]
+async fn a_shutdown_is_told_to_what_runs_and_not_to_the_next_process() {
+    async fn book(_: Book, cx: Context) -> Outcome {
+        let tester = cx.data::<Arc<Deploys>>();
+        if tester.0.fetch_add(1, Ordering::Relaxed) > 0 {
+            assert!(!cx.is_shutting_down(), "the next process runs");
+            return Outcome::Done;
+        }
+        cx.shutdown_signal().cancelled().await;
+        assert!(cx.is_shutting_down() && !cx.is_cancelled());
+        Outcome::Snooze(Duration::from_secs(1))
+    }
+    #[derive(Default)]
+    struct Deploys(AtomicU32);
+    let mut registry = Registry::new();
+    registry.register::<Book, _>(book).unwrap();
+    let tester = Tester::builder()
+        .registry(registry)
+        .data(Arc::new(Deploys::default()))
+        .build();
+    let deploy = async { tester.begin_shutdown() };
+    let (runs, ()) = tokio::join!(tester.run_to_end(self::book()), deploy);
+    let verdicts: Vec<_> = runs.unwrap().into_iter().map(|run| run.verdict).collect();
+    let after = Duration::from_secs(1);
+    assert_eq!(verdicts, [Verdict::Snooze { after }, Verdict::Done]);
+
+    let cx = tester.context(&tester.message(&self::book()));
+    assert!(!cx.is_shutting_down());
+    tester.begin_shutdown();
+    assert!(cx.is_shutting_down());
 }

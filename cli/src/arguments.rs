@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use tierline::topology::capabilities::Version;
 
+use crate::secret::Secret;
+
 /// Background tasks on RabbitMQ in which urgency is structural.
 #[derive(Debug, Parser)]
 #[command(name = "tierline", version, after_help = EXIT_CODES)]
@@ -16,9 +18,11 @@ pub(crate) struct Arguments {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well
-  1  the file has mistakes, the broker differs from it, or it refuses what was asked
-  2  the command line is wrong, or a confirmation is missing
-  3  the broker, its management API or the database cannot be reached or lets nobody in
+  1  the file cannot be read or has mistakes, the broker or the database is not as it should be, or
+     it refuses what was asked
+  2  the command line is wrong, a malformed URL, time or filter included, or a confirmation is missing
+  3  the broker, its management API or the database cannot be reached, or does not let the user in
+  4  there is no such dead letter, operation, schedule or tier
 
 Results go to standard output, errors to standard error. With --json the result, or the error, is
 one JSON document on standard output.";
@@ -37,7 +41,11 @@ pub(crate) enum Command {
     #[cfg(feature = "admin")]
     #[command(after_help = "\
 The API is at /admin, and its description at /admin/openapi.json. There is no TLS: listen on a
-loopback address behind a proxy that has it. It ends with Ctrl-C.
+loopback address behind a proxy that has it.
+
+It ends on SIGTERM or Ctrl-C, with exit code 0: it accepts nothing more, and requests under way have
+the grace period. A second signal ends that. A bulk redrive that still runs then is cut off after what
+it has published: go on with `tierline dlq redrive FILE --resume OPERATION`.
 
 Example:
   TIERLINE_ADMIN_TOKEN=$(openssl rand -hex 32) tierline serve topology/hotel.toml")]
@@ -54,10 +62,13 @@ Example:
             env = "TIERLINE_ADMIN_TOKEN",
             hide_env_values = true
         )]
-        token: String,
+        token: Secret,
         /// Where to listen
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
         listen: std::net::SocketAddr,
+        /// How long requests under way may take when it is asked to end
+        #[arg(long, value_name = "TIME", default_value = "20s")]
+        grace: String,
     },
 
     /// Work with schedules: list, next, run, pause, resume
@@ -320,7 +331,7 @@ pub(crate) struct Log {
 pub(crate) struct Database {
     /// The database: postgres://user:password@host:5432/database
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) postgres: String,
+    pub(crate) postgres: Secret,
 }
 
 #[derive(Debug, Args)]
@@ -383,14 +394,14 @@ pub(crate) struct Input {
 pub(crate) struct Broker {
     /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
     #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: String,
+    pub(crate) amqp: Secret,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OptionalBroker {
     /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
     #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: Option<String>,
+    pub(crate) amqp: Option<Secret>,
 }
 
 #[derive(Debug, Args)]
@@ -402,7 +413,7 @@ pub(crate) struct Management {
         env = "MANAGEMENT_URL",
         hide_env_values = true
     )]
-    pub(crate) management: Option<String>,
+    pub(crate) management: Option<Secret>,
 }
 
 impl Topology {

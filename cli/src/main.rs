@@ -4,6 +4,7 @@ mod arguments;
 mod dlq;
 mod output;
 mod schedule;
+mod secret;
 #[cfg(feature = "admin")]
 mod serve;
 mod table;
@@ -17,7 +18,10 @@ use arguments::{Arguments, Command};
 use output::Failure;
 
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
+    let command = match Arguments::try_parse() {
+        Ok(arguments) => arguments.command,
+        Err(error) => return output::misused(&error),
+    };
     let json = match &command {
         Command::Topology(command) => command.input().json,
         Command::Dlq(command) => command.log().input.json,
@@ -47,7 +51,8 @@ fn main() -> ExitCode {
                 broker,
                 token,
                 listen,
-            } => serve::run(&log, &broker, &token, listen).await,
+                grace,
+            } => serve::run(&log, &broker, &token, listen, &grace).await,
             Command::Migrate { database, .. } => dlq::migrate(&database).await,
         }
     };

@@ -6,12 +6,16 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tierline::Error;
 
-/// Something is wrong with the file, or with the broker in the light of it.
+use crate::secret::without_credentials;
+
+/// Something is wrong with the file, or with the broker or the database in the light of it.
 pub(crate) const WRONG: u8 = 1;
 /// The command line is wrong, or a confirmation is missing.
 pub(crate) const MISUSED: u8 = 2;
 /// The broker or the database could not be asked.
 pub(crate) const BROKEN: u8 = 3;
+/// What was named does not exist.
+const NOT_FOUND: u8 = 4;
 
 /// The result of a command, in both forms.
 #[derive(Debug)]
@@ -62,11 +66,25 @@ impl From<Error> for Failure {
     }
 }
 
+/// What clap has to say: the help that was asked for, or what is wrong with the command line.
+pub(crate) fn misused(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    // Nobody is left to be told where this cannot be printed.
+    if !error.use_stderr() {
+        let _ = write!(io::stdout(), "{text}");
+        return ExitCode::SUCCESS;
+    }
+    let _ = write!(io::stderr(), "{}", without_credentials(&text));
+    ExitCode::from(MISUSED)
+}
+
 pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
-    let (description, text, code) = match failure {
+    let (mut description, text, code) = match failure {
         Failure::Failed(error) => (describe(error), error.to_string(), code(error)),
-        Failure::Misused(problem) => (json!({ "error": problem }), problem.clone(), MISUSED),
+        Failure::Misused(problem) => (json!({}), problem.clone(), MISUSED),
     };
+    let text = without_credentials(&text);
+    description["error"] = json!(text);
     if json {
         // The error is told on standard error and by the code too.
         let _ = write_json(&description);
@@ -75,27 +93,48 @@ pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// What a program can read of an error, beside its text.
 fn describe(error: &Error) -> Value {
-    let message = error.to_string();
     match error {
-        Error::InvalidTopology(invalid) => {
-            json!({ "error": message, "problems": invalid.problems() })
-        }
-        Error::Mismatch(mismatch) => json!({ "error": message, "mismatch": mismatch }),
-        _ => json!({ "error": message }),
+        Error::InvalidTopology(invalid) => json!({ "problems": invalid.problems() }),
+        Error::Mismatch(mismatch) => json!({ "mismatch": mismatch }),
+        _ => json!({}),
     }
 }
 
 fn code(error: &Error) -> u8 {
     match error {
+        Error::InvalidBrokerUrl { .. }
+        | Error::InvalidManagementUrl { .. }
+        | Error::InvalidDatabaseUrl { .. }
+        | Error::InvalidDuration { .. }
+        | Error::InvalidFilter { .. }
+        | Error::InvalidToken { .. } => MISUSED,
+        Error::DeadLetterNotFound { .. }
+        | Error::BulkNotFound { .. }
+        | Error::UnknownSchedule { .. }
+        | Error::UnknownTier { .. } => NOT_FOUND,
         Error::BrokerUnreachable { .. }
         | Error::BrokerFailed { .. }
         | Error::ManagementFailed { .. }
         | Error::LoginRefused { .. }
+        | Error::VirtualHostRefused { .. }
+        | Error::NotConnected { .. }
+        | Error::Blocked { .. }
+        | Error::Unconfirmed { .. }
         | Error::DatabaseUnreachable { .. }
         | Error::DatabaseFailed { .. }
-        | Error::VirtualHostRefused { .. } => BROKEN,
+        | Error::DatabaseLoginRefused { .. } => BROKEN,
+        Error::Shared(error) => code(error),
         _ => WRONG,
+    }
+}
+
+/// A number of things: "1 tier", "6 tiers".
+pub(crate) fn count(number: impl TryInto<u64>, thing: &str) -> String {
+    match number.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {thing}"),
+        number => format!("{number} {thing}s"),
     }
 }
 

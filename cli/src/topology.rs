@@ -8,7 +8,7 @@ use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 
 use crate::arguments;
-use crate::output::Output;
+use crate::output::{Output, count};
 
 /// How the broker's management lists the command's connections.
 const NAME: &str = "tierline command";
@@ -25,7 +25,7 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
         } => {
             let capabilities = match (broker_version, broker.amqp) {
                 (Some(version), _) => Capabilities::of(version)?,
-                (None, Some(url)) => ask(&url).await?,
+                (None, Some(url)) => ask(url.expose()).await?,
                 (None, None) => newest()?,
             };
             let plan = Plan::new(&topology, &capabilities)?;
@@ -52,10 +52,10 @@ fn check(topology: &Topology) -> Output {
     let (app, tiers) = (topology.app(), topology.tiers().len());
     let (groups, tasks) = (topology.groups().len(), topology.tasks().len());
     let schedules = topology.schedules().len();
-    let mut text = format!("{app} is well: {tiers} tiers, {groups} groups, {tasks} tasks");
-    if schedules > 0 {
-        text += &format!(", {schedules} schedules");
-    }
+    let parts = [(tiers, "tier"), (groups, "group"), (tasks, "task")].into_iter();
+    let parts = parts.chain((schedules > 0).then_some((schedules, "schedule")));
+    let parts: Vec<String> = parts.map(|(number, thing)| count(number, thing)).collect();
+    let text = format!("{app} is well: {}", parts.join(", "));
     let json = json!({
         "app": app, "tiers": tiers, "groups": groups, "tasks": tasks, "schedules": schedules,
     });
@@ -68,7 +68,7 @@ async fn run_apply(
     management: &arguments::Management,
 ) -> Result<Output, Error> {
     let management = management.open()?;
-    let connection = Connection::open(&broker.amqp, NAME).await?;
+    let connection = Connection::open(broker.amqp.expose(), NAME).await?;
     let plan = Plan::new(topology, connection.capabilities())?;
     let applied = match &management {
         Some(management) => apply_with(&connection, &plan, management).await,
@@ -88,7 +88,7 @@ async fn run_doctor(
     management: &arguments::Management,
 ) -> Result<Output, Error> {
     let management = management.open()?;
-    let connection = Connection::open(&broker.amqp, NAME).await?;
+    let connection = Connection::open(broker.amqp.expose(), NAME).await?;
     let report = match &management {
         Some(management) => doctor_with(&connection, topology, management).await,
         None => doctor(&connection, topology).await,
@@ -135,7 +135,8 @@ fn set_permissions(permission: &Permission) -> String {
 
 impl arguments::Management {
     fn open(&self) -> Result<Option<Management>, Error> {
-        self.management.as_deref().map(Management::new).transpose()
+        let url = self.management.as_ref();
+        url.map(|url| Management::new(url.expose())).transpose()
     }
 }
 

@@ -60,6 +60,17 @@ fn check_counts_what_is_in_a_file() {
     );
 }
 
+#[test]
+fn check_counts_one_of_each_as_one() {
+    let map = "app = \"shop\"\n[tiers.normal]\nqueue = \"quorum\"\n[groups.all]\n\
+               tiers = [\"normal\"]\nconcurrency = 1\n[tasks]\n\"order.ship\" = \"normal\"\n\
+               [schedules.nightly]\ntask = \"order.ship\"\ncron = \"0 3 * * *\"\nexpires = \"1h\"\n";
+    let file = File::new("one-of-each", map);
+    let (code, out, err) = run(&["check", &file.0]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(out, "shop is well: 1 tier, 1 group, 1 task, 1 schedule\n");
+}
+
 const SEVEN_MISTAKES: &str = r#"app = "ho tel"
 [tiers.critical]
 queue = "clasic"
@@ -169,6 +180,17 @@ fn a_broker_that_cannot_be_reached_ends_with_three_and_no_password_is_shown() {
                 .unwrap()
                 .contains("amqp://127.0.0.1:1")
         );
+    }
+}
+
+#[test]
+fn a_url_in_the_wrong_place_is_named_without_its_password() {
+    let url = "postgres://ada:hu@sh@host/hotel";
+    for (arguments, code) in [(["check", url, url], 2), (["check", url, "--json"], 1)] {
+        let (found, out, err) = run(&arguments);
+        assert_eq!(found, code, "{out}{err}");
+        assert!(err.contains("postgres://…@host/hotel"), "{err}");
+        assert!(!format!("{out}{err}").contains("sh@"), "{out}{err}");
     }
 }
 

@@ -210,20 +210,56 @@ async fn what_is_not_needed_goes_after_a_yes() {
 async fn what_is_wrong_is_said_with_its_code_and_changes_nothing() {
     let shop = Shop::with("wrong", 1).await;
     for (arguments, code, said) in [
-        (&["show", "99999"][..], 1, "no dead letter 99999"),
+        (&["show", "99999"][..], 4, "no dead letter 99999"),
+        (&["redrive", "99999"], 4, "no dead letter 99999"),
+        (&["discard", "99999"], 4, "no dead letter 99999"),
         (&["show", "first"], 2, "invalid value"),
         (&["list", "--reason", "boredom"], 2, "retries exhausted"),
         (&["list", "--since", "yesterday"], 2, "24h"),
-        (&["list", "--text", "x"], 1, "since"),
-        (&["list", "--after", "'; DROP"], 1, "cursor"),
+        (&["list", "--text", "x"], 2, "since"),
+        (&["list", "--after", "'; DROP"], 2, "cursor"),
+        (&["list", "--tier", "nromal"], 4, "did you mean \"normal\"?"),
+        (
+            &["groups", "--tier", "nope"],
+            4,
+            "there is no tier \"nope\"",
+        ),
+        (
+            &["redrive", "--tier", "nope"],
+            4,
+            "there is no tier \"nope\"",
+        ),
+        (
+            &["discard", "--tier", "nope"],
+            4,
+            "there is no tier \"nope\"",
+        ),
+        (
+            &["purge", "--tier", "unruted"],
+            4,
+            "did you mean \"unrouted\"?",
+        ),
+        (
+            &["redrive", "1", "--canary", "1", "--canary-wait", "soon"],
+            2,
+            "\"soon\"",
+        ),
         (&["list", "--limit", "0"], 2, "1..=500"),
         (&["redrive", "1", "--tier", "normal"], 2, "not both"),
-        (&["redrive", "--stop", "77"], 1, "no operation 77"),
+        (&["redrive", "--stop", "77"], 4, "no operation 77"),
+        (&["redrive", "--resume", "77"], 4, "no operation 77"),
     ] {
         let (found, out, err) = shop.dlq(arguments[0], &arguments[1..]);
         assert_eq!(found, code, "{arguments:?}: {out}{err}");
         assert!(err.contains(said), "{arguments:?}: {err}");
     }
+    // A tier that was taken out of the map has dead letters as before.
+    let moved = shop.file.replace("wrong", "moved");
+    std::fs::write(&moved, MAP.replace("normal", "other")).unwrap();
+    let (code, out, err) = shop.tierline(&["dlq", "list", &moved, "--tier", "normal"]);
+    std::fs::remove_file(&moved).unwrap();
+    assert_eq!((code, out.lines().count()), (0, 2), "{out}{err}");
+
     let nowhere = "postgres://ada:secret@127.0.0.1:1/hotel";
     let (code, _, err) = shop.dlq("list", &["--postgres", nowhere]);
     assert_eq!(code, 3);

@@ -155,10 +155,16 @@ async fn the_next_runs_are_shown_on_the_clock_of_their_time_zone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_is_not_there_is_a_near_miss() {
     let shop = Shop::new("near-miss").await;
-    let (code, _, err) = shop.tierline(&["pause", &shop.file, "nigthly"]);
-    assert_eq!(code, 1);
-    assert_eq!(
-        err,
-        "there is no schedule \"nigthly\"; did you mean \"nightly\"?\n"
-    );
+    let next = ["next", &shop.file, "nigthly"];
+    for (code, _, err) in [
+        shop.tierline(&["pause", &shop.file, "nigthly"]),
+        shop.tierline(&next),
+        finished(command(&next)),
+    ] {
+        assert_eq!(code, 4);
+        assert_eq!(
+            err,
+            "there is no schedule \"nigthly\"; did you mean \"nightly\"?\n"
+        );
+    }
 }

@@ -254,8 +254,15 @@ impl TaskOption {
     }
 }
 
-/// The durations that the topology file knows, too.
+/// The durations that the library reads: the same texts are the tests of both.
 fn parse_duration(text: &str) -> Result<Duration, String> {
+    let is_number = |character: char| character.is_ascii_digit() || character == '.';
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut pairs = words.windows(2);
+    // "5 0s" would be 50 seconds.
+    if pairs.any(|pair| pair[0].ends_with(is_number) && pair[1].starts_with(is_number)) {
+        return Err("there is a space within a number".to_owned());
+    }
     let mut units = text.split(|character: char| !character.is_alphabetic());
     if units.any(|unit| unit == "M" || unit.starts_with("mon") || unit.starts_with('y')) {
         return Err("months and years have no fixed length".to_owned());
@@ -267,4 +274,21 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         humantime::DurationError::UnknownUnit { .. } => "the unit is missing".to_owned(),
         _ => "it cannot be read".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_those_of_the_library() {
+        let lines = include_str!("../../tests/durations.txt").lines();
+        for line in lines.filter(|line| !line.starts_with('#')) {
+            let Some((milliseconds, text)) = line.split_once(' ') else {
+                panic!("{line:?} has no text")
+            };
+            let expected = milliseconds.parse().ok().map(Duration::from_millis);
+            assert_eq!(parse_duration(text.trim_start()).ok(), expected, "{line:?}");
+        }
+    }
 }

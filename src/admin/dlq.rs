@@ -1,6 +1,6 @@
 //! Dead letters.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::body::Bytes;
@@ -18,11 +18,14 @@ use crate::dead::{
 };
 use crate::task::IntoDuration;
 
+/// The time of which failures are grouped, unless `since` is given.
+const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
+
 type Answer<T = Json<Value>> = Result<T, Problem>;
 type Asked<T> = Result<Query<T>, QueryRejection>;
 type Body = Result<Bytes, BytesRejection>;
 
-/// Which rows, in the query of a URL.
+/// Which rows, in the query of a URL or in the body of a bulk redrive.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ListQuery {
@@ -85,7 +88,8 @@ pub(super) async fn list(State(desk): State<Desk>, query: Asked<ListQuery>) -> A
         Some(cursor) => Page::after(size, cursor.parse()?),
         None => Page::first(size),
     };
-    let listed = desk.letters.list(&query.filter()?, page).await?;
+    let filter = desk.checked(query.filter()?).await?;
+    let listed = desk.letters.list(&filter, page).await?;
     Ok(Json(json!(listed)))
 }
 
@@ -95,9 +99,12 @@ pub(super) async fn groups(State(desk): State<Desk>, query: Asked<ListQuery>) ->
     if query.after.is_some() {
         return Err(Problem::bad("groups have no pages: leave `after` out"));
     }
+    let mut filter = desk.checked(query.filter()?).await?;
     // Every row of the window is counted, so there is one.
-    query.since.get_or_insert_with(|| "24h".to_owned());
-    let groups = desk.letters.groups(&query.filter()?, most).await?;
+    let until = filter.until.unwrap_or_else(SystemTime::now);
+    let window = until.checked_sub(GROUPS_WINDOW);
+    filter.since = filter.since.or(window).or(Some(SystemTime::UNIX_EPOCH));
+    let groups = desk.letters.groups(&filter, most).await?;
     Ok(Json(json!({ "groups": groups })))
 }
 
@@ -145,7 +152,14 @@ pub(super) async fn redrive_all(
         because: bulk.because,
     };
     let letters = by.of(&desk.letters);
-    let mut redriving = letters.redrive_all(fields(bulk.filter)?);
+    let filter: ListQuery = fields(bulk.filter)?;
+    if filter.limit.is_some() || filter.after.is_some() {
+        let problem =
+            "`limit` and `after` are for lists: a redrive takes all that the filter means";
+        return Err(Problem::bad(problem));
+    }
+    let filter = desk.checked(filter.filter()?).await?;
+    let mut redriving = letters.redrive_all(filter);
     if let Some(rate) = bulk.rate {
         if rate == 0 {
             return Err(Problem::bad("`rate` must be at least 1"));
@@ -202,6 +216,14 @@ pub(super) async fn resume(
 }
 
 impl Desk {
+    /// Refuses a tier that nobody knows: the filter would mean nothing, in silence.
+    async fn checked(&self, filter: Filter) -> Answer<Filter> {
+        if let Some(tier) = &filter.tier {
+            self.letters.check_tier(tier).await?;
+        }
+        Ok(filter)
+    }
+
     fn permit(&self) -> Answer<tokio::sync::OwnedSemaphorePermit> {
         let permit = std::sync::Arc::clone(&self.bulks).try_acquire_owned();
         permit.map_err(|_| {

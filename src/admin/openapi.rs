@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::dead::{Page, Reason, RedriveOutcome, State};
+use crate::dead::{Filter, Page, Reason, RedriveOutcome, State, TIME_PATTERN, UNROUTED};
+use crate::topology::DURATION_PATTERN;
 
-/// The API as OpenAPI 3.1. The sets of words are those of the code, and a test compares the paths
-/// with the router's.
+/// The API as OpenAPI 3.1. The sets of words and the forms of times are those of the code. Tests compare the
+/// paths with the router's, send every example to it, and hold its answers against the schemas.
 pub fn description() -> Value {
     json!({
         "openapi": "3.1.0",
@@ -24,10 +25,7 @@ pub fn description() -> Value {
     })
 }
 
-/// A span of time, or that or a point in time, or a text, as a regular expression.
-const SPAN: &str = "^[1-9][0-9]{0,3}(ms|s|m|h|d)$";
-const TIME: &str =
-    "^[1-9][0-9]{0,3}(ms|s|m|h|d)$|^20[0-9]{2}-0[1-9]-[01][1-9]T[01][0-9]:[0-5][0-9]:[0-5][0-9]Z$";
+/// A text that Postgres can be asked for.
 const TEXT: &str = "^[^\\u0000]+$";
 
 fn paths() -> Value {
@@ -42,7 +40,10 @@ fn paths() -> Value {
                 "Rows, those that died last first",
                 with(json!([limit(), {
                     "name": "after", "in": "query",
-                    "schema": { "type": "string", "pattern": "^[0-9]{1,15}-[0-9]{1,15}$" },
+                    "schema": {
+                        "type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,19}$",
+                        "examples": ["1769853600000000-4711"],
+                    },
                     "description": "`next` of the page before",
                 }])),
                 None, 200, "List",
@@ -50,14 +51,14 @@ fn paths() -> Value {
         },
         "/dlq/groups": {
             "get": operation(
-                "Failures that are the same, of the last 24 hours unless `since` is given",
+                "Failures that are the same, of the 24 hours until now or `until`, unless `since` is given",
                 with(json!([limit()])), None, 200, "Groups",
             ),
         },
         "/dlq/redrive": {
             "post": operation(
                 "Redrives all dead rows that a filter means, in the background",
-                json!([]), Some(("Bulk", true)), 202, "Operation",
+                json!([]), Some(("Bulk", bulk_examples(), true)), 202, "Operation",
             ),
         },
         "/dlq/operations": {
@@ -67,23 +68,24 @@ fn paths() -> Value {
             "get": operation("An operation, and how far it is", json!([id()]), None, 200, "Operation"),
         },
         "/dlq/operations/{id}/stop": {
-            "post": operation("Tells a redrive to stop", json!([id()]), Some(("By", false)), 200, "Operation"),
+            "post": operation("Tells a redrive to stop", json!([id()]), Some(("By", by_examples(), false)), 200, "Operation"),
         },
         "/dlq/operations/{id}/resume": {
             "post": operation(
                 "Goes on with a redrive that was stopped", json!([id()]),
-                Some(("By", false)), 202, "Operation",
+                Some(("By", by_examples(), false)), 202, "Operation",
             ),
         },
         "/dlq/{id}": {
             "get": operation("A row with all that is known of it", json!([id()]), None, 200, "DeadLetter"),
             "delete": operation(
                 "Discards a dead row: it stays until its retention ends",
-                json!([id(), text("by"), text("because")]), None, 204, "",
+                json!([id(), note("by", "ada"), note("because", "the order was cancelled")]),
+                None, 204, "",
             ),
         },
         "/dlq/{id}/redrive": {
-            "post": operation("Publishes a row again", json!([id()]), Some(("By", false)), 200, "Redriven"),
+            "post": operation("Publishes a row again", json!([id()]), Some(("By", by_examples(), false)), 200, "Redriven"),
         },
         "/openapi.json": {
             "get": operation("This description", json!([]), None, 200, "Description"),
@@ -94,7 +96,7 @@ fn paths() -> Value {
 fn operation(
     summary: &str,
     parameters: Value,
-    body: Option<(&str, bool)>,
+    body: Option<(&str, Value, bool)>,
     status: u16,
     answer: &str,
 ) -> Value {
@@ -125,10 +127,11 @@ fn operation(
         "parameters": parameters,
         "responses": responses,
     });
-    if let Some((schema, required)) = body {
+    if let Some((schema, examples, required)) = body {
+        let content = json!({ "schema": reference(schema), "examples": examples });
         operation["requestBody"] = json!({
             "required": required,
-            "content": { "application/json": { "schema": reference(schema) } },
+            "content": { "application/json": content },
         });
     }
     operation
@@ -145,39 +148,92 @@ fn reference(schema: &str) -> Value {
 fn id() -> Value {
     json!({
         "name": "id", "in": "path", "required": true,
-        "schema": { "type": "integer", "format": "int64", "minimum": 0 },
+        "schema": {
+            "type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX, "examples": [4711],
+        },
     })
 }
 
 fn limit() -> Value {
     json!({
         "name": "limit", "in": "query",
-        "schema": { "type": "integer", "minimum": 1, "maximum": Page::LARGEST },
+        "schema": { "type": "integer", "minimum": 1, "maximum": Page::LARGEST, "examples": [20] },
     })
 }
 
-fn text(name: &str) -> Value {
-    json!({ "name": name, "in": "query", "schema": { "type": "string", "minLength": 1, "maxLength": 250, "pattern": TEXT } })
+/// Who, or why: kept in the log, and cut where it is too long.
+fn note(name: &str, example: &str) -> Value {
+    json!({ "name": name, "in": "query", "schema": { "type": "string", "examples": [example] } })
+}
+
+/// What a filter may have, each with its schema and what there is to say about it. The same in a query and in
+/// the body of a bulk redrive.
+fn filter_fields() -> [(&'static str, Value, &'static str); 8] {
+    let text = |example: &str| {
+        json!({
+            "type": "string", "minLength": 1, "maxLength": Filter::LONGEST, "pattern": TEXT,
+            "examples": [example],
+        })
+    };
+    let time = || {
+        json!({
+            "type": "string", "pattern": format!("{DURATION_PATTERN}|{TIME_PATTERN}"),
+            "examples": ["24h", "90 min", "2026-01-31T10:00:00Z", "2026-10-20T23:05:09.250+02:00"],
+        })
+    };
+    let died = "so long ago, such as 24h, or a time with its offset, such as 2026-01-31T10:00:00Z";
+    [
+        (
+            "tier",
+            text(UNROUTED),
+            "a tier of the map, or one that has rows",
+        ),
+        ("task", text("email.send_otp"), ""),
+        ("reason", reasons(), ""),
+        (
+            "fingerprint",
+            text("696d4bea8bd92d42"),
+            "the group of failures",
+        ),
+        ("state", states(), ""),
+        ("since", time(), died),
+        ("until", time(), died),
+        (
+            "text",
+            text("connection refused"),
+            "in error, id or payload; needs `since` too",
+        ),
+    ]
 }
 
 fn filter_parameters() -> Value {
-    let words = |name: &str, words: Value| json!({ "name": name, "in": "query", "schema": words });
-    let time = |name: &str| {
-        json!({
-            "name": name, "in": "query", "schema": { "type": "string", "pattern": TIME },
-            "description": "24h for so long ago, or 2026-01-31T10:00:00Z",
-        })
+    let fields = filter_fields().into_iter();
+    let parameter = |(name, schema, description)| match description {
+        "" => json!({ "name": name, "in": "query", "schema": schema }),
+        about => json!({ "name": name, "in": "query", "schema": schema, "description": about }),
     };
-    json!([
-        text("tier"),
-        text("task"),
-        words("reason", reasons()),
-        text("fingerprint"),
-        words("state", states()),
-        time("since"),
-        time("until"),
-        text("text"),
-    ])
+    fields.map(parameter).collect()
+}
+
+fn by_examples() -> Value {
+    json!({
+        "on record": { "value": { "by": "ada", "because": "the provider is back" } },
+        "as the admin API": { "value": {} },
+    })
+}
+
+fn bulk_examples() -> Value {
+    json!({
+        "all that is dead": { "value": { "filter": {} } },
+        "of the last day, slowly": { "value": {
+            "filter": { "reason": "retries exhausted", "since": "24h" },
+            "rate": 50, "by": "ada", "because": "the provider is back",
+        } },
+        "a few first": { "value": {
+            "filter": { "text": "connection refused", "since": "2026-01-31T10:00:00Z" },
+            "canary": { "count": 10, "success": 0.9, "wait": "10m" },
+        } },
+    })
 }
 
 fn reasons() -> Value {
@@ -204,7 +260,6 @@ fn schemas() -> Value {
     let number = || json!({ "type": "integer", "format": "int64" });
     let time = || json!({ "type": "string", "format": "date-time" });
     let maybe = |kind: &str| json!({ "type": [kind, "null"] });
-    let short = || json!({ "type": "string", "minLength": 1, "maxLength": 250, "pattern": TEXT });
     let summary = json!({
         "id": number(), "message_id": maybe("string"), "task": maybe("string"), "tier": string(),
         "reason": reasons(), "error": maybe("string"), "error_type": maybe("string"),
@@ -214,11 +269,25 @@ fn schemas() -> Value {
         "outcome": { "type": ["string", "null"], "enum": outcomes() },
     });
     let rows = ["id", "tier", "reason", "died_at", "fingerprint", "state"];
-    let filter = json!({
-        "tier": short(), "task": short(), "reason": reasons(), "fingerprint": short(),
-        "state": { "type": "string", "enum": ["dead"] },
-        "since": time(), "until": time(), "text": short(),
-    });
+    let or_null = |schema: Value| json!({ "anyOf": [schema, { "type": "null" }] });
+    let mut filter = json!({});
+    for (name, schema, _) in filter_fields() {
+        filter[name] = or_null(schema);
+    }
+    // Only what is dead can be redriven.
+    filter["state"] = or_null(json!({ "type": "string", "enum": [State::Dead] }));
+    let by = json!({ "by": maybe("string"), "because": maybe("string") });
+    let canary = object(
+        json!({
+            "count": { "type": "integer", "minimum": 1, "maximum": u32::MAX },
+            "success": { "type": ["number", "null"], "minimum": 0, "maximum": 1 },
+            "wait": {
+                "type": ["string", "null"], "pattern": DURATION_PATTERN, "examples": ["10m", "90 sec"],
+            },
+        }),
+        &["count"],
+        true,
+    );
     json!({
         "Summary": object(summary.clone(), &rows, false),
         "DeadLetter": object(summary, &rows, false),
@@ -248,17 +317,13 @@ fn schemas() -> Value {
         "Redriven": object(json!({
             "id": number(), "message_id": string(), "tier": string(),
         }), &["id", "message_id", "tier"], true),
-        "By": object(json!({ "by": string(), "because": string() }), &[], true),
+        "By": object(by.clone(), &[], true),
         "Filter": object(filter, &[], true),
         "Bulk": object(json!({
             "filter": reference("Filter"),
-            "rate": { "type": "integer", "minimum": 1, "maximum": u32::MAX },
-            "canary": object(json!({
-                "count": { "type": "integer", "minimum": 1, "maximum": u32::MAX },
-                "success": { "type": "number", "minimum": 0, "maximum": 1 },
-                "wait": { "type": "string", "pattern": SPAN, "description": "such as 10m" },
-            }), &["count"], true),
-            "by": string(), "because": string(),
+            "rate": { "type": ["integer", "null"], "minimum": 1, "maximum": u32::MAX },
+            "canary": or_null(canary),
+            "by": by["by"], "because": by["because"],
         }), &["filter"], true),
         "Problem": object(json!({
             "type": string(), "title": string(), "status": count(), "detail": string(),

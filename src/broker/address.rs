@@ -73,7 +73,11 @@ impl FromStr for Address {
                  %40, / as %2F, # as %23 and ? as %3F",
             ));
         }
-        let mut uri: AMQPUri = url.parse().map_err(|problem: String| invalid(&problem))?;
+        let mut uri: AMQPUri = url.parse().map_err(|problem: String| match problem {
+            // It goes on with a part of the URL.
+            problem if problem.contains(": ") => invalid("it has a part that is not understood"),
+            problem => invalid(&problem),
+        })?;
         if let Some(host) = ipv6_host(authority) {
             uri.authority.host = host;
         }
@@ -188,6 +192,7 @@ mod tests {
             "amqp://ada:secret@host:99999",
             "amqp://ada:secret@host?heartbeat=secret",
             "amqp://ada:secret@ho st",
+            "amqp://ada@host?auth_mechanism=secret",
             "amqp://ada:%ff%fe@host",
         ] {
             let error = url.parse::<Address>().unwrap_err().to_string();

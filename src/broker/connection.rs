@@ -1,5 +1,6 @@
 //! One connection to the broker.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::address::Address;
 use super::stream::{Checked, CheckedReactor, ClosesGate, Opening, ReadBudget, ReadGate, Repairs};
 use crate::Error;
+use crate::secret::Secret;
 use crate::topology::capabilities::Capabilities;
 
 /// How long a connection may take to open, login included.
@@ -31,7 +33,6 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// println!("RabbitMQ {}", connection.capabilities().version);
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 pub struct Connection {
     inner: lapin::Connection,
     address: Address,
@@ -88,12 +89,12 @@ impl Connection {
     }
 
     /// Connects to the first of `urls` that answers, and says which that is.
-    pub(crate) async fn open_any(urls: &[String], name: &str) -> Result<(usize, Self), Error> {
+    pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<(usize, Self), Error> {
         let mut refused = Error::InvalidBrokerUrl {
             problem: "none was given: call .amqp(…) on the builder".into(),
         };
         for (index, url) in urls.iter().enumerate() {
-            match Self::open(url, name).await {
+            match Self::open(url.expose(), name).await {
                 Ok(connection) => return Ok((index, connection)),
                 Err(error) => refused = error,
             }
@@ -155,6 +156,17 @@ impl Connection {
             tried: format!("{tried} on {}", self.address).into(),
             cause: cause.into(),
         }
+    }
+}
+
+/// Without what lapin tells of itself: that is as long as its version likes, and has the user's name.
+impl fmt::Debug for Connection {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Connection")
+            .field("address", &self.address)
+            .field("version", &self.capabilities.version)
+            .field("is_open", &self.is_open())
+            .finish_non_exhaustive()
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::address::percent_encoded;
 use crate::Error;
+use crate::secret::Secret;
 
 /// How long one question may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -29,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Management {
     base: String,
     user: String,
-    authorization: String,
+    authorization: Secret,
     agent: ureq::Agent,
 }
 
@@ -67,10 +68,10 @@ impl Management {
         let (user, password) = (decoded(user), decoded(password));
         Ok(Self {
             base,
-            authorization: format!(
+            authorization: Secret::new(format!(
                 "Basic {}",
                 BASE64_STANDARD.encode(format!("{user}:{password}"))
-            ),
+            )),
             user,
             agent: agent(),
         })
@@ -125,7 +126,7 @@ impl Management {
         let answer = self
             .agent
             .get(format!("{}/api/{path}", self.base))
-            .header("authorization", &self.authorization)
+            .header("authorization", self.authorization.expose())
             .call();
         let mut answer = answer.map_err(|error| error.to_string())?;
         let status = answer.status().as_u16();
@@ -194,7 +195,10 @@ mod tests {
             "Management(http://[::1]:15672/prefix)"
         );
         let expected = BASE64_STANDARD.encode("ada:p@ss:");
-        assert_eq!(management.authorization, format!("Basic {expected}"));
+        assert_eq!(
+            management.authorization.expose(),
+            format!("Basic {expected}")
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::ConnectOptions;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions, PgSeverity};
 use tokio::time::timeout;
 
 use crate::Error;
@@ -117,6 +117,7 @@ impl Database {
                 ACQUIRE_LIMIT.as_secs()
             )),
             sqlx::Error::PoolClosed => unreachable("it was closed"),
+            sqlx::Error::Tls(cause) => unreachable(&cause.to_string()),
             sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::ConnectionRefused => {
                 unreachable(&cause.to_string())
             }
@@ -138,7 +139,16 @@ impl Database {
     fn said(&self, tried: &str, said: &dyn sqlx::error::DatabaseError) -> Error {
         let code = said.code().unwrap_or_default();
         let (tried, cause) = (self.tried(tried), Box::from(said.message()));
+        // What is fatal ends the connection. A statement that may not do something is not.
+        let is_fatal = said
+            .try_downcast_ref::<PgDatabaseError>()
+            .is_some_and(|said| said.severity() == PgSeverity::Fatal);
         match code.as_ref() {
+            // No such role, a wrong password, no entry in pg_hba.conf, no such database, and a role that
+            // may not connect to it.
+            code if code.starts_with("28") || code == "3D000" || (code == "42501" && is_fatal) => {
+                Error::DatabaseLoginRefused { tried, cause }
+            }
             // No such schema, table, column or function.
             "3F000" | "42P01" | "42703" | "42883" => Error::NotMigrated { tried, cause },
             // A lock that was not free in time.

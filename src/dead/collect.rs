@@ -18,6 +18,7 @@ use crate::backoff::Backoff;
 use crate::broker::{Connection, ReadBudget};
 use crate::database::{Database, STATEMENT_LIMIT};
 use crate::observe::{Event, Observers, Purpose};
+use crate::secret::Secret;
 use crate::task::IntoDuration;
 use crate::topology::Topology;
 
@@ -57,7 +58,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Collector {
     pub(super) topology: Topology,
-    pub(super) urls: Vec<String>,
+    pub(super) urls: Vec<Secret>,
     pub(super) name: String,
     pub(super) database: Database,
     pub(super) observers: Observers,
@@ -68,7 +69,7 @@ pub struct Collector {
 impl Collector {
     pub(crate) fn new(
         topology: Topology,
-        urls: Vec<String>,
+        urls: Vec<Secret>,
         name: &str,
         database: Database,
         observers: Observers,
@@ -192,7 +193,8 @@ impl Collector {
             database_pause = Backoff::new();
             let url = &self.urls[next % self.urls.len()];
             let budget = ReadBudget::new(READ_AHEAD);
-            let connection = match Connection::open_within(url, &self.name, &budget).await {
+            let connection = match Connection::open_within(url.expose(), &self.name, &budget).await
+            {
                 Ok(connection) => connection,
                 Err(error) => {
                     let cause = &error.to_string();
@@ -208,7 +210,7 @@ impl Collector {
             self.observers.tell(&Event::Connected { purpose, address });
             let place = Place {
                 connection: &connection,
-                url,
+                url: url.expose(),
                 name: &self.name,
                 prefetch: 2 * self.batch,
                 budget: &budget,
@@ -229,7 +231,7 @@ impl Collector {
     /// Whether the log can be written to.
     async fn ask_database(&self) -> Result<(), Error> {
         // The newest of the tables and columns that it needs.
-        let asking = sqlx::query("SELECT FROM tierline.dead_letter_alerts LIMIT 1")
+        let asking = sqlx::query("SELECT raw_properties FROM tierline.dead_letters LIMIT 0")
             .execute(self.database.pool());
         let asking = async { asking.await.map(drop) };
         let tried = "collect dead letters";

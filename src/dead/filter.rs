@@ -11,9 +11,6 @@ use super::{Reason, State, times};
 use crate::Error;
 use crate::database::Time;
 
-/// The longest text that a filter may have, in bytes.
-const LONGEST: usize = 1_000;
-
 /// Which dead letters are meant: those that have all that is given. Everything may be left out.
 ///
 /// ```
@@ -60,6 +57,9 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// The longest text that a filter may have, in bytes.
+    pub const LONGEST: usize = 1_000;
+
     /// Those that this tier's queue gave up.
     pub fn tier(mut self, tier: impl Into<String>) -> Self {
         self.tier = Some(tier.into());
@@ -122,8 +122,9 @@ impl Filter {
             ("text", &self.text),
         ] {
             let Some(text) = text else { continue };
-            if text.is_empty() || text.len() > LONGEST {
-                return invalid(format!("`{name}` must have 1 to {LONGEST} bytes"));
+            let longest = Self::LONGEST;
+            if text.is_empty() || text.len() > longest {
+                return invalid(format!("`{name}` must have 1 to {longest} bytes"));
             }
             if text.contains('\0') {
                 return invalid(format!("`{name}` has a NUL, which no text in Postgres has"));
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_asked_is_refused_with_the_field() {
-        let long = "x".repeat(LONGEST + 1);
+        let long = "x".repeat(Filter::LONGEST + 1);
         let now = SystemTime::now();
         for (filter, field) in [
             (Filter::default().tier(""), "tier"),

@@ -113,7 +113,7 @@ macro_rules! insert_where {
             "INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, \
                 error, error_kind, error_type, causes, attempts, history, enqueued_at, died_at, \
                 worker, worker_version, fingerprint, payload, payload_json, properties, headers, \
-                redriven_from) \
+                redriven_from, raw_properties) \
             SELECT $1, identity, life, message_id, task, tier, reason, error, error_kind, error_type, \
                 causes::jsonb, attempts, history::jsonb, enqueued_at, died_at, worker, \
                 worker_version, fingerprint, payload, \

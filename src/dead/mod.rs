@@ -27,6 +27,7 @@ mod queues;
 mod redrive;
 mod run;
 mod subscription;
+mod tiers;
 mod times;
 mod triage;
 mod words;
@@ -45,6 +46,8 @@ pub use letter::{Action, DeadLetter, PastAttempt, Summary};
 pub use list::{Group, Listed, TierCount};
 pub use operation::{Operation, OperationKind, OperationState};
 pub use outcome::Outcomes;
+#[cfg(feature = "admin")]
+pub(crate) use times::TIME_PATTERN;
 pub use times::parse_time;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 pub use words::{Reason, RedriveOutcome, State};

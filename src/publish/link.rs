@@ -17,6 +17,7 @@ use crate::Error;
 use crate::backoff::Backoff;
 use crate::broker::Connection;
 use crate::observe::{Event, Observers, Purpose};
+use crate::secret::Secret;
 use crate::topology::capabilities::Capabilities;
 
 /// How many channels a connection has: enough that one which is being replaced stops nobody.
@@ -27,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How connections are made, and who is told.
 #[derive(Debug)]
 pub(super) struct Settings {
-    pub(super) urls: Vec<String>,
+    pub(super) urls: Vec<Secret>,
     pub(super) name: String,
     pub(super) observers: Observers,
 }
@@ -190,7 +191,7 @@ async fn connect(
 ) -> Connection {
     loop {
         let url = &settings.urls[*next % settings.urls.len()];
-        let cause = match Connection::open(url, &settings.name).await {
+        let cause = match Connection::open(url.expose(), &settings.name).await {
             Ok(connection) => return connection,
             Err(error) => error.to_string(),
         };

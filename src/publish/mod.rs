@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::broker::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
+use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::{QueueType, Route, Tier, Topology, delay};
 use crate::{Error, TaskId};
@@ -86,7 +87,7 @@ impl Publisher {
     /// one of `urls` for ever.
     pub(crate) fn new(
         topology: Topology,
-        urls: Vec<String>,
+        urls: Vec<Secret>,
         name: String,
         first: Connection,
         connections: usize,

@@ -1,5 +1,6 @@
 //! A connection to the database for one thing that must not wait for others.
 
+use std::fmt;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
@@ -13,7 +14,6 @@ use crate::database::Database;
 ///
 /// A pool would not do here. It tests a connection that comes back, without a limit: on one that is
 /// half open, each statement that was given up would take a place in the pool for minutes.
-#[derive(Debug)]
 pub(super) struct Line {
     database: Database,
     options: PgConnectOptions,
@@ -59,5 +59,15 @@ impl Line {
     /// The error for something that was tried on the database.
     pub(super) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
         self.database.failed(tried, error)
+    }
+}
+
+/// Without the options, which have the password.
+impl fmt::Debug for Line {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Line")
+            .field("database", &self.database)
+            .field("is_connected", &self.connection.is_some())
+            .finish_non_exhaustive()
     }
 }

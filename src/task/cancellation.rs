@@ -43,4 +43,10 @@ impl Cancellation {
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + '_ {
         self.0.cancelled()
     }
+
+    /// Waits until the signal is given, in a future that borrows nothing: for axum's
+    /// `with_graceful_shutdown`, and for tasks of their own.
+    pub fn cancelled_owned(self) -> impl Future<Output = ()> + Send + 'static {
+        self.0.cancelled_owned()
+    }
 }

@@ -42,6 +42,7 @@ pub(crate) struct ContextParts {
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) traceparent: Option<String>,
     pub(crate) cancellation: Cancellation,
+    pub(crate) shutdown: Cancellation,
     pub(crate) data: Arc<Data>,
     pub(crate) publisher: Arc<dyn Publish>,
 }
@@ -98,12 +99,57 @@ impl Context {
         self.0.traceparent.as_deref()
     }
 
-    /// Whether the handler should end now: its soft limit is reached, or the worker shuts down.
+    /// Whether the worker has begun to shut down. The handler may still end in its own time: it has the
+    /// worker's [grace period](crate::work::Worker::grace), and [`is_cancelled`](Self::is_cancelled) says
+    /// when that is over.
+    pub fn is_shutting_down(&self) -> bool {
+        self.0.shutdown.is_cancelled()
+    }
+
+    /// Waits until the worker begins to shut down, at the start of its
+    /// [grace period](crate::work::Worker::grace). A handler that cannot end within that period saves how
+    /// far it is, and lets the next process go on:
+    ///
+    /// ```
+    /// use tierline::{Context, Outcome};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Export { contacts: u64 }
+    /// # async fn export_page(_: u64) {}
+    /// # async fn pages_done(_: &Context) -> u64 { 0 }
+    /// # async fn save(_: &Context, _: u64) {}
+    ///
+    /// async fn export(export: Export, cx: Context) -> Outcome {
+    ///     for page in pages_done(&cx).await..export.contacts / 100 {
+    ///         if cx.is_shutting_down() {
+    ///             save(&cx, page).await;
+    ///             // The same attempt again, in another process.
+    ///             return Outcome::Snooze(std::time::Duration::ZERO);
+    ///         }
+    ///         export_page(page).await;
+    ///     }
+    ///     Outcome::Done
+    /// }
+    /// ```
+    ///
+    /// The guide has a page on [tasks that outlast a deploy](crate::guide::long_tasks_across_deploys).
+    pub fn shutdown_started(&self) -> impl Future<Output = ()> + Send + '_ {
+        self.0.shutdown.cancelled()
+    }
+
+    /// The signal behind [`shutdown_started`](Self::shutdown_started), to hand on to what the handler
+    /// starts.
+    pub fn shutdown_signal(&self) -> &Cancellation {
+        &self.0.shutdown
+    }
+
+    /// Whether the handler should end now: its soft limit is reached, or the grace period of a shutdown
+    /// is over.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancellation.is_cancelled()
     }
 
-    /// Waits until the handler should end: at its soft limit, or when the worker shuts down.
+    /// Waits until the handler should end: at its soft limit, or when the grace period of a shutdown is
+    /// over. It is then dropped at its hard limit, or half a second after the grace period.
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + '_ {
         self.0.cancellation.cancelled()
     }
@@ -152,6 +198,7 @@ impl fmt::Debug for Context {
             .field("id", &self.0.id)
             .field("attempt", &self.0.attempt)
             .field("tier", &self.0.tier)
+            .field("shutting_down", &self.is_shutting_down())
             .field("cancelled", &self.is_cancelled())
             .finish_non_exhaustive()
     }

@@ -5,11 +5,17 @@ use crate::topology::parse_duration;
 
 /// A span of time: a [`Duration`], or text such as `"20s"`, `"10m"` or `"1h 30m"`.
 ///
+/// A text is one or more numbers, each with its unit: `ms`, `s`, `m`, `h`, `d` or `w`, or a word for it
+/// (`5 sec`, `10 minutes`, `2 days`). A number may have a fraction, `1.5h`. Months and years are refused, because
+/// they have no fixed length. The map, the attributes of `#[task]`, the command line and the admin API read the
+/// same texts.
+///
 /// ```
 /// use std::time::Duration;
 /// use tierline::task::IntoDuration;
 ///
 /// assert_eq!("10m".into_duration()?, Duration::from_secs(600));
+/// assert_eq!("5 sec".into_duration()?, Duration::from_secs(5));
 /// assert!("10 parsecs".into_duration().is_err());
 /// # Ok::<(), tierline::Error>(())
 /// ```

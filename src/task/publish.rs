@@ -29,7 +29,8 @@ pub struct PublishRequest {
     pub id: Option<TaskId>,
     /// How long to hold the task back.
     pub delay: Option<Duration>,
-    /// The priority within the tier. `None`: what the map says.
+    /// The priority within the tier, higher is sooner. `None`: what the map says, which is 5 in a tier with
+    /// [priorities](crate::topology#priorities) unless the task has one of its own.
     pub priority: Option<u8>,
     /// For how long, from now on, it is worth running.
     pub expires: Option<Duration>,
@@ -158,7 +159,8 @@ impl Publishing {
         self.with_duration(expires, |request, expires| request.expires = Some(expires))
     }
 
-    /// Sets the priority within the tier, in place of what the map says.
+    /// Sets the priority within the tier, in place of what the map says. Higher is sooner. A classic tier has 0 to
+    /// 10 unless the map says otherwise, a quorum tier none: see [priorities](crate::topology#priorities).
     pub fn priority(self, priority: u8) -> Self {
         self.with(|request| request.priority = Some(priority))
     }

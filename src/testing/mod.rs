@@ -45,7 +45,7 @@ mod timeline;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use crate::Topology;
@@ -66,6 +66,8 @@ pub struct Tester {
     executor: Executor,
     publisher: Arc<RecordingPublisher>,
     timeline: Arc<Timeline>,
+    /// The shutdown of the process that handlers run in now.
+    shutdown: Mutex<Cancellation>,
     most_runs: usize,
 }
 
@@ -102,8 +104,48 @@ impl Tester {
 
     /// Runs one attempt of a message, which may be anything that could come from a queue.
     pub async fn run_message(&self, message: Message) -> Run {
-        let verdict = self.executor.execute(&message, &Cancellation::new()).await;
+        let executor = self.executor_now();
+        let verdict = executor.execute(&message, &Cancellation::new()).await;
         Run { message, verdict }
+    }
+
+    /// Begins a shutdown, as a deploy does: what runs now learns of it by
+    /// [`Context::shutdown_started`], and is neither cancelled nor dropped. What runs later runs in the
+    /// next process, which is not shutting down.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use serde::{Deserialize, Serialize};
+    /// # use tierline::testing::Tester;
+    /// # use tierline::work::Verdict;
+    /// # use tierline::{Context, Outcome, Registry, Task};
+    /// # #[derive(Serialize, Deserialize)]
+    /// # struct Export { contacts: u64 }
+    /// # impl Task for Export { const NAME: &'static str = "contacts.export"; }
+    /// async fn export(_: Export, cx: Context) -> Outcome {
+    ///     cx.shutdown_started().await;
+    ///     Outcome::Snooze(Duration::ZERO)
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tierline::Error> {
+    /// # let mut registry = Registry::new();
+    /// # registry.register::<Export, _>(export)?;
+    ///
+    /// let tester = Tester::builder().registry(registry).build();
+    /// let running = tester.run(Export { contacts: 50_000 });
+    /// let (run, ()) = tokio::join!(running, async { tester.begin_shutdown() });
+    /// assert_eq!(run.verdict, Verdict::Snooze { after: Duration::ZERO });
+    /// # Ok(()) }
+    /// ```
+    pub fn begin_shutdown(&self) {
+        let mut shutdown = self.shutdown.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *shutdown).cancel();
+    }
+
+    /// The executor of the process that runs handlers now.
+    fn executor_now(&self) -> Executor {
+        let shutdown = self.shutdown.lock().unwrap_or_else(PoisonError::into_inner);
+        self.executor.clone().shutdown_signal(shutdown.clone())
     }
 
     /// Runs the task until it is settled, retries and snoozes included, and tells every attempt.
@@ -190,7 +232,7 @@ impl Tester {
     /// Where the task has no handler.
     #[track_caller]
     pub fn context(&self, message: &Message) -> Context {
-        match self.executor.context_for(message) {
+        match self.executor_now().context_for(message) {
             Some(context) => context,
             None => panic!(
                 "there is no context for task `{}`: it has no handler here",
@@ -297,6 +339,7 @@ impl TesterBuilder {
             executor,
             publisher,
             timeline,
+            shutdown: Mutex::default(),
             most_runs: self.most_runs.unwrap_or(MOST_RUNS),
         }
     }

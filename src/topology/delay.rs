@@ -27,7 +27,7 @@ use crate::Error;
 /// What delays are counted in; they are rounded up to it.
 pub const UNIT: Duration = Duration::from_millis(100);
 
-/// The longest delay in the broker. Longer ones are staged in Postgres.
+/// The longest delay in the broker. Whoever needs a longer one keeps the task until it is near.
 pub const MAX_DELAY: Duration = Duration::from_secs(30 * 86_400);
 
 /// Levels of a tier's own ladder, which reaches 27 minutes.

@@ -32,7 +32,7 @@
 //! | `concurrency` | tasks that a process runs at once | 1 to 65535 | required |
 //! | `prefetch` | messages of a tier held per slot, the running one included | 1 to 65535, times `concurrency` at most 65535 | 1 |
 //! | **`[tasks]`** | every task's one home | required, may be empty | |
-//! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority 5 |
+//! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority: see below |
 //! | **`[schedules.NAME]`** | a task that comes due by itself | | |
 //! | `task` | the task to publish | a name in `[tasks]` | required |
 //! | `cron` | when: minute, hour, day, month, weekday, with the second before them if there are six | a cron expression that fits some day | this or `every` |
@@ -42,9 +42,28 @@
 //! | `expires` | how long after its due time a run is worth running | `"1s"` to the shortest time between two runs, or a minute | required |
 //! | `missed` | what becomes of runs that came due while no scheduler ran | `"skip"`, `"once"` | `"skip"` |
 //!
-//! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`) in whole milliseconds: `"100ms"`,
-//! `"1h30m"`. Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
+//! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`, `w`) or words for these, in whole milliseconds:
+//! `"100ms"`, `"1h30m"`, `"5 sec"`; see [`IntoDuration`](crate::task::IntoDuration). Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
 //! is an error. All the mistakes of a file are reported at once, each with its line and column.
+//!
+//! # Priorities
+//! A message with a higher priority leaves its tier's queue first. What a tier has, and what a task gets that
+//! asks for nothing, depends on the queue:
+//!
+//! | the tier | its priorities | the priority of a task that names none |
+//! |---|---|---|
+//! | `queue = "classic"` | 0 to 10 | 5 |
+//! | the same with `max_priority = N` | 0 to N | 5, or N where that is lower |
+//! | the same with `max_priority = 0` | none: first in, first out | 4, which orders nothing |
+//! | `queue = "quorum"` | none: first in, first out | 4, which orders nothing |
+//! | the same with `max_priority = N`, which needs RabbitMQ 4.3 | 0 to N | 5, or N where that is lower |
+//!
+//! A priority that its tier does not have is a mistake in the file, and an error when publishing. In a tier
+//! without priorities every message carries 4: RabbitMQ 4.3 takes that for a message of a quorum queue that has
+//! none, and it is the highest that 4.0 to 4.2 treat as normal there. So the order stays when the broker is
+//! upgraded under waiting messages. On RabbitMQ 4.0 to 4.2 a delayed message carries at most 4, since it waits in
+//! quorum queues. A producer without tierline must set the priority itself: the broker takes a missing one for 0
+//! in a classic queue.
 
 mod broker;
 pub mod capabilities;
@@ -77,6 +96,8 @@ pub use schedule::{Missed, Schedule};
 pub use task::Route;
 pub use tier::{DeadLetterQueue, QueueType, Tier};
 pub use timing::Timing;
+#[cfg(feature = "admin")]
+pub(crate) use units::DURATION_PATTERN;
 pub(crate) use units::parse_duration;
 #[cfg(feature = "postgres")]
 pub(crate) use units::show_duration;
@@ -198,6 +219,27 @@ impl Topology {
     /// The schedules, in the order of the file.
     pub fn schedules(&self) -> &[Schedule] {
         &self.content.schedules
+    }
+
+    /// The schedule of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`], with the name that was probably meant.
+    pub fn schedule(&self, name: &str) -> Result<&Schedule, Error> {
+        let found = self
+            .schedules()
+            .iter()
+            .find(|schedule| schedule.name == name);
+        found.ok_or_else(|| {
+            let names = self
+                .schedules()
+                .iter()
+                .map(|schedule| schedule.name.as_str());
+            Error::UnknownSchedule {
+                schedule: name.into(),
+                near: reader::near_miss(name, names).map(Into::into),
+            }
+        })
     }
 
     /// The home of the task of that name. `None`: it can be neither published nor run.

@@ -11,8 +11,21 @@ pub(super) fn parse_milliseconds(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Numbers with units, from `ms` to `d`, such as `"100ms"` or `"1h30m"`.
+/// What [`parse_duration`] reads, as a regular expression for JSON Schema. It also matches numbers that are too
+/// large for it.
+#[cfg(feature = "admin")]
+pub(crate) const DURATION_PATTERN: &str = "^\\s*([0-9]+(\\.[0-9]+)?\\s*(ns|nsec|nanos|us|usec|µs|ms|msec|millis\
+    |s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days|w|wk|wks|week|weeks)\\s*)+$";
+
+/// The one grammar of durations: numbers, whole or with a fraction, each with a unit from `ns` to `w` or its
+/// word, such as `"100ms"`, `"1h 30m"`, `"1.5h"` or `"5 sec"`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    // "5 0s" would be 50 seconds.
+    if has_gap(text) {
+        return Err(
+            "there is a space within a number; close it, or give both parts a unit".to_owned(),
+        );
+    }
     // "5M" would be five months, and nobody who writes it here means that.
     let mut units = text.split(|c: char| !c.is_alphabetic());
     if units.any(|unit| unit == "M" || unit.starts_with("mon") || unit.starts_with('y')) {
@@ -29,6 +42,14 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         }
         _ => "write numbers with units, such as \"100ms\", \"5s\", \"1h30m\" or \"30d\"".to_owned(),
     })
+}
+
+/// Whether a space divides a number.
+fn has_gap(text: &str) -> bool {
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut pairs = words.windows(2);
+    pairs.any(|pair| pair[0].ends_with(is_number) && pair[1].starts_with(is_number))
 }
 
 /// A duration as the file would write it.
@@ -79,27 +100,48 @@ pub(super) fn show_size(bytes: u64) -> String {
     }
 }
 
+/// The texts that every parser of durations is tested with, and how many milliseconds each is; `None`: it is
+/// refused.
+#[cfg(test)]
+pub(crate) fn durations() -> impl Iterator<Item = (&'static str, Option<u64>)> {
+    let lines = include_str!("../../tests/durations.txt").lines();
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.split_once(' '))
+        .map(|(milliseconds, text)| {
+            // The second column begins where the first is full.
+            (text.trim_start_matches(' '), milliseconds.parse().ok())
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn durations_read_as_people_write_them() {
-        for (text, milliseconds) in [
-            ("100ms", 100),
-            ("5s", 5_000),
-            ("2m", 120_000),
-            ("1h30m", 5_400_000),
-            ("1h 30m", 5_400_000),
-            ("1.5s", 1_500),
-            ("30d", 2_592_000_000),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(milliseconds)),
-                "{text}"
-            );
+        for (text, milliseconds) in durations() {
+            let expected = milliseconds.map(Duration::from_millis);
+            assert_eq!(parse_duration(text).ok(), expected, "{text:?}");
         }
+    }
+
+    #[cfg(feature = "admin")]
+    #[test]
+    fn the_pattern_matches_what_is_read() {
+        let pattern = regex::Regex::new(DURATION_PATTERN).unwrap();
+        for (text, milliseconds) in durations() {
+            let is_too_large = text.starts_with("999");
+            let expected = milliseconds.is_some() || is_too_large;
+            assert_eq!(pattern.is_match(text), expected, "{text:?}");
+        }
+        let units = "ns|usec|ms|s|sec|seconds|m|mins|h|hours|d|days|w|week|M|y|x";
+        let text = format!("( ?[0-9.]{{0,3}} ?({units})?){{0,3}}");
+        proptest::proptest!(|(text in text.as_str())| {
+            if parse_duration(&text).is_ok() {
+                proptest::prop_assert!(pattern.is_match(&text), "{text:?}");
+            }
+        });
     }
 
     #[test]

@@ -34,9 +34,10 @@ use crate::task::{
 ///     let registry = Arc::new(Registry::collected()?);
 ///     let publisher = Arc::new(RecordingPublisher::new());
 ///     let executor = Executor::new(registry, Arc::new(Data::new()), publisher);
-///     let shutdown = Cancellation::new();
+///     let cancellation = Cancellation::new();
 ///     for message in &messages {
-///         if let Verdict::Dead { reason, failure } = executor.execute(message, &shutdown).await {
+///         let verdict = executor.execute(message, &cancellation).await;
+///         if let Verdict::Dead { reason, failure } = verdict {
 ///             println!("{} is a dead letter ({reason}): {failure}", message.id);
 ///         }
 ///     }
@@ -49,6 +50,7 @@ pub struct Executor {
     registry: Arc<Registry>,
     data: Arc<Data>,
     publisher: Arc<dyn Publish>,
+    shutdown: Cancellation,
     clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
     random: Arc<dyn Fn() -> u32 + Send + Sync>,
 }
@@ -60,9 +62,17 @@ impl Executor {
             registry,
             data,
             publisher,
+            shutdown: Cancellation::new(),
             clock: Arc::new(SystemTime::now),
             random: Arc::new(random::number),
         }
+    }
+
+    /// Tells handlers by this signal that their process has begun to shut down: see
+    /// [`Context::shutdown_started`]. Default: one that nobody gives.
+    #[must_use]
+    pub fn shutdown_signal(self, shutdown: Cancellation) -> Self {
+        Self { shutdown, ..self }
     }
 
     /// Replaces the clock that expiry is checked against. Default: the system's.
@@ -83,19 +93,23 @@ impl Executor {
         }
     }
 
-    /// Executes one message. Its handler's context is cancelled together with `shutdown`.
+    /// Executes one message. Its handler's context is cancelled together with `cancellation`.
     ///
     /// Dropping the returned future drops the handler.
-    pub async fn execute(&self, message: &Message, shutdown: &Cancellation) -> Verdict {
-        self.steps(message, shutdown)
+    pub async fn execute(&self, message: &Message, cancellation: &Cancellation) -> Verdict {
+        self.steps(message, cancellation)
             .await
             .unwrap_or_else(|verdict| verdict)
     }
 
-    async fn steps(&self, message: &Message, shutdown: &Cancellation) -> Result<Verdict, Verdict> {
+    async fn steps(
+        &self,
+        message: &Message,
+        cancellation: &Cancellation,
+    ) -> Result<Verdict, Verdict> {
         check_expiry(message, (self.clock)())?;
         let registration = look_up(&self.registry, message)?;
-        let limits = Limits::from_now(registration, shutdown.child());
+        let limits = Limits::from_now(registration, cancellation.child());
         let context = self.context(message, registration, &limits);
         let running = decode_and_start(registration, message, context)?;
         let ended = run_under_limits(running, &limits).await;
@@ -127,6 +141,7 @@ impl Executor {
             headers: message.headers.clone(),
             traceparent: message.traceparent.clone(),
             cancellation: limits.cancellation.clone(),
+            shutdown: self.shutdown.clone(),
             data: self.data.clone(),
             publisher: self.publisher.clone(),
         })

@@ -221,6 +221,10 @@ async fn follow(shop: &Workshop, package: &Package, message: &Message, verdict: 
         Verdict::Retry { after, failure } => {
             let stored = shop.retry(package, message.clone(), &failure, after).await;
             let failure = &failure;
+            if stored.is_ok() {
+                let (id, attempt) = (&message.id, message.attempt);
+                tracing::warn!(task = message.task, %id, attempt, ?after, error = %failure, "failed, will be retried");
+            }
             let event = || Event::Retried {
                 task,
                 after,

@@ -41,13 +41,14 @@ pub(crate) use worker::WorkerParts;
 
 use crate::observe::Observers;
 use crate::publish::Publisher;
+use crate::secret::Secret;
 use crate::task::Cancellation;
 use crate::topology::Topology;
 
 /// What all groups of a worker share.
 struct Workshop {
     topology: Topology,
-    urls: Vec<String>,
+    urls: Vec<Secret>,
     connection_name: String,
     publisher: Publisher,
     executor: Executor,

@@ -23,11 +23,14 @@ use crate::Error;
 use crate::backoff::Backoff;
 use crate::observe::Observers;
 use crate::publish::Publisher;
+use crate::secret::Secret;
 use crate::task::{Cancellation, Data, Registry};
 use crate::topology::{self, Topology};
 
-/// How long running tasks have after a shutdown began, unless it is said otherwise.
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// How long running tasks have after a shutdown began, unless it is said otherwise. Kubernetes, ECS and
+/// Heroku kill a process 30 s after they asked it to end. What comes after the grace period takes up to
+/// 2.4 s here, and then the program has connections of its own to close.
+const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 /// How long cancelled handlers have to end well.
 const WIND_DOWN: Duration = Duration::from_millis(500);
 /// How long dropped tasks may take to be given back.
@@ -51,7 +54,7 @@ pub struct Worker {
 #[derive(Clone)]
 pub(crate) struct WorkerParts {
     pub(crate) topology: Topology,
-    pub(crate) urls: Vec<String>,
+    pub(crate) urls: Vec<Secret>,
     pub(crate) connection_name: String,
     pub(crate) publisher: Publisher,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
@@ -78,9 +81,15 @@ impl Worker {
         }
     }
 
-    /// How long running tasks have to end after a shutdown began. Then their contexts are cancelled,
-    /// and half a second later they are dropped and given back, at no cost of an attempt. Default
-    /// 30 s.
+    /// How long running tasks have to end after a shutdown began. They are told of it at once
+    /// ([`Context::shutdown_started`](crate::Context::shutdown_started)). When the grace period is over,
+    /// their contexts are cancelled, and half a second later they are dropped and given back, at no cost
+    /// of an attempt.
+    ///
+    /// Default 20 s: the worker then ends within 22.4 s, which leaves room below the 30 s that Kubernetes,
+    /// ECS and Heroku give a process before they kill it. `docker stop` gives 10 s: set 5 there, or give
+    /// the container longer. The guide has a page on
+    /// [tasks that outlast a deploy](crate::guide::long_tasks_across_deploys).
     pub fn grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }
@@ -111,8 +120,8 @@ impl Worker {
     /// Works until `shutdown` completes and what was running then has ended.
     ///
     /// From then on nothing is started. What was not started goes back to the broker at once, what
-    /// is running has the grace period. It ends at most two seconds after that, whatever the broker
-    /// does. Lost connections are made again for ever, so nothing but a mistake ends it before.
+    /// is running is told and has the [grace period](Self::grace). The worker ends at most 2.4 s after
+    /// that, whatever the broker does. Lost connections are made again for ever, so nothing but a mistake ends it before.
     ///
     /// Dropping the returned future, as `select!` and `timeout` do, is a way to end without any grace:
     /// it drops the running handlers at their next `await`, and the broker takes their messages back
@@ -135,8 +144,10 @@ impl Worker {
         let groups = check(&parts.topology, &registry, &groups)?;
         let watchdog = Watchdog::start().map_err(|cause| Error::NoWatchdog { cause })?;
         let publisher = Arc::new(parts.publisher.clone());
+        let shutting_down = Cancellation::new();
         let shop = Arc::new(Workshop {
-            executor: Executor::new(registry, parts.data, publisher),
+            executor: Executor::new(registry, parts.data, publisher)
+                .shutdown_signal(shutting_down.clone()),
             publisher: parts.publisher,
             urls: parts.urls,
             connection_name: parts.connection_name,
@@ -156,6 +167,7 @@ impl Worker {
         let mut pools = Pools::begin(&shop, &parts.topology, &groups);
         let companion = parts.companion.map(|begin| pools.accompany(&*begin));
         shutdown.await;
+        shutting_down.cancel();
         let hurry = async {
             match hurry {
                 Some(hurry) => hurry.await,
@@ -313,5 +325,21 @@ impl fmt::Debug for Worker {
             .field("groups", &self.groups)
             .field("grace", &self.grace)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_grace_leaves_room_below_what_orchestrators_give() {
+        let given = Duration::from_secs(30);
+        // For what a program closes after its worker: a web server, pools of connections.
+        let own = Duration::from_secs(5);
+        // Cancelled, given back, left, and the collector's end.
+        let after = WIND_DOWN + GIVE_BACK + WIND_DOWN + WIND_DOWN;
+        assert_eq!(after, Duration::from_millis(2_400), "the guide names it");
+        assert!(DEFAULT_GRACE + after + own < given);
     }
 }

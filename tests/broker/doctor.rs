@@ -153,11 +153,11 @@ async fn what_is_no_longer_in_the_file_is_named_with_what_it_holds() {
         [
             (
                 "queue hotel.breakfast",
-                "is no longer in the file and holds 1 messages"
+                "is no longer in the file and holds 1 message"
             ),
             (
                 "queue hotel.normal.g7",
-                "is another generation of the tier \"normal\" and holds 1 messages"
+                "is another generation of the tier \"normal\" and holds 1 message"
             ),
         ]
     );
@@ -245,7 +245,7 @@ async fn messages_that_wait_for_nobody_are_a_warning_and_workers_end_it() {
     let report = examine(&vhost).await;
     assert_eq!(
         only(&report).what,
-        "nobody works on it, and 1 messages wait"
+        "nobody works on it, and 1 message waits"
     );
 
     let options = BasicConsumeOptions::default();

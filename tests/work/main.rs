@@ -5,8 +5,10 @@
 mod dropped;
 mod faults;
 mod identity;
+mod logs;
 mod outcomes;
 mod reconnect;
+mod shutdown;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

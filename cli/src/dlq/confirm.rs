@@ -3,22 +3,23 @@
 use std::io::{IsTerminal, Write, stderr, stdin};
 
 use crate::arguments::Operator;
-use crate::output::Failure;
+use crate::output::{self, Failure};
 
 /// Asks whether so many rows should change, unless that was said already.
 pub(crate) fn confirm(operator: &Operator, what: &str, count: u64) -> Result<(), Failure> {
     if operator.yes || count == 0 {
         return Ok(());
     }
+    let letters = output::count(count, "dead letter");
     let missing = || {
         Failure::Misused(format!(
-            "this would {what} {count} dead letters; say --yes if that is meant"
+            "this would {what} {letters}; say --yes if that is meant"
         ))
     };
     if !stdin().is_terminal() {
         return Err(missing());
     }
-    eprint!("{what} {count} dead letters? [y/N] ");
+    eprint!("{what} {letters}? [y/N] ");
     let mut answer = String::new();
     match stdin().read_line(&mut answer) {
         Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),

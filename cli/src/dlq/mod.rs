@@ -15,7 +15,7 @@ use crate::output::{Failure, Output};
 use confirm::{Bar, confirm};
 
 pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Failure> {
-    let database = Database::new(&database.postgres)?;
+    let database = Database::new(database.postgres.expose())?;
     let migrated = database.migrate().await;
     database.close().await;
     let migrated = migrated?;
@@ -26,10 +26,11 @@ pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Fa
 pub(crate) async fn run(command: Dlq) -> Result<Output, Failure> {
     let topology = Topology::load(&command.log().input.file)?;
     let url = command.log().database.postgres.clone();
+    let url = url.expose();
     match command {
-        Dlq::Redrive { .. } => redrive(command, topology, &url).await,
-        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, &url).await,
-        command => read(command, topology, &url).await,
+        Dlq::Redrive { .. } => redrive(command, topology, url).await,
+        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, url).await,
+        command => read(command, topology, url).await,
     }
 }
 
@@ -47,7 +48,8 @@ async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Fai
                 Some(cursor) => Page::after(limit, cursor.parse()?),
                 None => Page::first(limit),
             };
-            let listed = letters.list(&filter.read()?, page).await?;
+            let filter = filter.check(&letters).await?;
+            let listed = letters.list(&filter, page).await?;
             Ok(Output::well(show::list(&listed), json!(listed)))
         }
         Dlq::Show { id, .. } => {
@@ -59,7 +61,8 @@ async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Fai
             Ok(Output::well(text, json))
         }
         Dlq::Groups { filter, limit, .. } => {
-            let groups = letters.groups(&filter.read()?, limit).await?;
+            let filter = filter.check(&letters).await?;
+            let groups = letters.groups(&filter, limit).await?;
             Ok(Output::well(
                 show::groups(&groups),
                 json!({ "groups": groups }),
@@ -92,7 +95,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
     let canary_wait = canary_wait.as_str().into_duration()?;
     // A command must not change the broker: whoever deploys does.
     let connecting = Tierline::builder(topology)
-        .amqp(&broker.amqp)
+        .amqp(broker.amqp.expose())
         .postgres(url)
         .connection_name("tierline command")
         .on_connect(OnConnect::Nothing)
@@ -120,7 +123,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
         let json = json!({ "id": id, "message_id": receipt.id.as_str(), "tier": receipt.tier });
         return Ok(Output::well(text, json));
     }
-    let filter = filter.read()?;
+    let filter = filter.check(&letters).await?;
     let count = count(&letters, &filter).await?;
     confirm(&operator, "redrive", count)?;
     let bar = Bar::new(count, log.input.json);
@@ -157,7 +160,7 @@ async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, F
             operator, filter, ..
         } => {
             let letters = letters.by(&operator.by).because(&operator.because);
-            let filter = filter.read()?;
+            let filter = filter.check(&letters).await?;
             confirm(&operator, "discard", count(&letters, &filter).await?)?;
             Ok(ended(&letters.discard_all(&filter).await?))
         }
@@ -165,7 +168,7 @@ async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, F
             operator, filter, ..
         } => {
             let letters = letters.by(&operator.by).because(&operator.because);
-            let filter = filter.read()?;
+            let filter = filter.check(&letters).await?;
             confirm(&operator, "delete", letters.count(&filter).await?)?;
             Ok(ended(&letters.purge(&filter).await?))
         }
@@ -188,6 +191,15 @@ fn ended(operation: &Operation) -> Output {
 }
 
 impl arguments::Filter {
+    /// Reads it, and refuses a tier that nobody knows: it would mean nothing, in silence.
+    async fn check(self, letters: &DeadLetters) -> Result<Filter, Failure> {
+        let filter = self.read()?;
+        if let Some(tier) = &filter.tier {
+            letters.check_tier(tier).await?;
+        }
+        Ok(filter)
+    }
+
     fn read(self) -> Result<Filter, Failure> {
         let now = SystemTime::now();
         let time = |text: Option<String>| {

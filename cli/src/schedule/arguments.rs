@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 
 use crate::arguments::{Broker, Input, Log};
+use crate::secret::Secret;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Schedule {
@@ -80,7 +81,7 @@ pub(crate) struct One {
 pub(crate) struct OptionalDatabase {
     /// The database: postgres://user:password@host:5432/database
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) postgres: Option<String>,
+    pub(crate) postgres: Option<Secret>,
 }
 
 impl Schedule {

@@ -17,7 +17,8 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
     let topology = Topology::load(&command.input().file)?;
     match command {
         Command::List { log } => {
-            let schedules = Schedules::new(topology, Database::new(&log.database.postgres)?);
+            let schedules =
+                Schedules::new(topology, Database::new(log.database.postgres.expose())?);
             let states = schedules.list().await?;
             Ok(Output::well(list(&states), json!({ "schedules": states })))
         }
@@ -28,7 +29,7 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
             ..
         } => {
             let schedules = match &database.postgres {
-                Some(url) => in_force(topology, url, name.as_deref()).await?,
+                Some(url) => in_force(topology, url.expose(), name.as_deref()).await?,
                 None => in_the_file(&topology, name.as_deref())?,
             };
             Ok(next(&schedules, count.into()))
@@ -36,8 +37,8 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
         Command::Run { one, broker } => {
             // A command must not change the broker: whoever deploys does.
             let app = Tierline::builder(topology)
-                .amqp(&broker.amqp)
-                .postgres(&one.log.database.postgres)
+                .amqp(broker.amqp.expose())
+                .postgres(one.log.database.postgres.expose())
                 .connection_name("tierline command")
                 .on_connect(OnConnect::Nothing)
                 .connect()
@@ -67,7 +68,7 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
 
 impl One {
     fn schedules(&self, topology: Topology) -> Result<Schedules, Error> {
-        let database = Database::new(&self.log.database.postgres)?;
+        let database = Database::new(self.log.database.postgres.expose())?;
         Ok(Schedules::new(topology, database).by(&self.by))
     }
 }
@@ -89,16 +90,7 @@ fn in_the_file(topology: &Topology, name: Option<&str>) -> Result<Vec<Schedule>,
     let Some(name) = name else {
         return Ok(topology.schedules().to_vec());
     };
-    let found = topology
-        .schedules()
-        .iter()
-        .find(|schedule| schedule.name == name);
-    found
-        .map(|schedule| vec![schedule.clone()])
-        .ok_or_else(|| Error::UnknownSchedule {
-            schedule: name.into(),
-            near: None,
-        })
+    Ok(vec![topology.schedule(name)?.clone()])
 }
 
 fn next(schedules: &[Schedule], count: usize) -> Output {

@@ -7,7 +7,7 @@
 use first_app as _;
 use tierline::{Registry, Topology};
 
-fn main() -> Result<(), tierline::Error> {
+fn main() -> anyhow::Result<()> {
     let topology = Topology::parse(include_str!("../topology.toml"))?;
     let registry = Registry::collected()?;
     for route in topology.tasks() {

@@ -207,7 +207,10 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
     Finding {
         severity: Severity::Warning,
         object: format!("queue {name}"),
-        what: format!("{what} and holds {} messages", queue.messages),
+        what: match queue.messages {
+            1 => format!("{what} and holds 1 message"),
+            messages => format!("{what} and holds {messages} messages"),
+        },
         help: help.to_owned(),
     }
 }
@@ -232,6 +235,7 @@ fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
         let queue = snapshot.queues.get(&names.queue(tier))?;
         let (severity, waiting) = match queue.messages {
             0 => (Severity::Note, String::new()),
+            1 => (Severity::Warning, ", and 1 message waits".to_owned()),
             messages => (Severity::Warning, format!(", and {messages} messages wait")),
         };
         (queue.consumers == 0).then(|| Finding {

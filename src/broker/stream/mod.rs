@@ -7,10 +7,7 @@
 
 mod content_header;
 mod frames;
-#[cfg_attr(
-    not(feature = "postgres"),
-    expect(dead_code, reason = "the collector alone needs it")
-)]
+#[allow(dead_code, reason = "only the collector needs it: feature `postgres`")]
 mod inflow;
 mod repaired;
 

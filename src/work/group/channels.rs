@@ -31,7 +31,10 @@ impl Group {
                 return None;
             }
             let name = format!("{} {}", self.shop.connection_name, self.name);
-            match self.unless_left(Connection::open(url, &name)).await? {
+            match self
+                .unless_left(Connection::open(url.expose(), &name))
+                .await?
+            {
                 Ok(connection) => {
                     let address = connection.address().to_string();
                     tracing::info!(group = self.name, address, "connected");

@@ -35,6 +35,7 @@ pub struct Vhost {
     name: String,
     amqp_url: String,
     management: Management,
+    has_user: bool,
 }
 
 impl Vhost {
@@ -58,6 +59,7 @@ impl Vhost {
             amqp_url: crate::url::with_path(server, &name),
             name,
             management,
+            has_user: false,
         })
     }
 
@@ -129,6 +131,19 @@ impl Vhost {
         Ok(())
     }
 
+    /// Adds a user of the same [`name`](Self::name) with this password, who may do everything here. It is
+    /// removed together with the virtual host.
+    pub async fn add_user(&mut self, password: &str) -> Result<()> {
+        let name = &self.name;
+        let body = json!({ "password": password, "tags": "" });
+        self.management.put(&format!("users/{name}"), body).await?;
+        self.has_user = true;
+        let all = json!({ "configure": ".*", "write": ".*", "read": ".*" });
+        let path = format!("permissions/{name}/{name}");
+        self.management.put(&path, all).await?;
+        Ok(())
+    }
+
     /// Sets a policy, as an operator would.
     pub async fn set_policy(&self, name: &str, pattern: &str, definition: Value) -> Result<()> {
         let body = json!({ "pattern": pattern, "definition": definition, "apply-to": "queues" });
@@ -169,9 +184,14 @@ async fn depth_on(connection: &Connection, queue: &str) -> Result<u32> {
 
 impl Drop for Vhost {
     fn drop(&mut self) {
-        // A test may have killed its broker: then there is nothing to remove.
-        let _ = self
-            .management
-            .call_blocking("DELETE", &format!("vhosts/{}", self.name), None);
+        let remove = |what: &str| {
+            let path = format!("{what}/{}", self.name);
+            // A test may have killed its broker: then there is nothing to remove.
+            let _ = self.management.call_blocking("DELETE", &path, None);
+        };
+        remove("vhosts");
+        if self.has_user {
+            remove("users");
+        }
     }
 }

@@ -19,17 +19,17 @@ use lapin::{AsyncTcpStream, BasicProperties, Connection, ConnectionProperties};
 use tierline_benchmarks::{Comparison, Report, is_quick};
 use tierline_testbed::vhost;
 
-/// The stream under lapin, as it is in the library.
-#[path = "../../../src/broker/stream/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "not all of it is used here")]
-mod stream;
+use stream::{Checked, CheckedReactor};
 
-#[path = "../../../src/message"]
+/// The files that check what the broker sends, as they are in the library.
+#[path = "../../../../src/broker/stream"]
 #[allow(dead_code, reason = "not all of it is used here")]
-mod message {
-    mod repaired;
-    pub(crate) use repaired::Repaired;
+mod checking {
+    pub(crate) mod content_header;
+    pub(crate) mod frames;
 }
+
+mod stream;
 
 const QUEUE: &str = "drained";
 const PREFETCH: u16 = 1_000;
@@ -76,13 +76,8 @@ async fn unchecked(url: &str) -> Result<Connection> {
 }
 
 async fn checked(url: &str) -> Result<Connection> {
-    let opening = stream::Opening::default();
     let tokio = Tokio::current();
-    let reactor = stream::CheckedReactor {
-        tokio: tokio.clone(),
-        frame_max: FRAME_MAX,
-        opening: opening.clone(),
-    };
+    let reactor = CheckedReactor(tokio.clone());
     let connecting = Connection::connector(
         uri(url)?,
         Runtime::new(RuntimeParts::new(tokio, reactor)),
@@ -90,8 +85,7 @@ async fn checked(url: &str) -> Result<Connection> {
             let tls = OwnedTLSConfig::default();
             let tokio = TokioRuntime::tokio_current();
             let stream = uri.connect_with_config_async(tls.as_ref(), &tokio).await?;
-            let stream = stream::Checked::new(stream, FRAME_MAX, opening.clone());
-            Ok(AsyncTcpStream::Plain(stream))
+            Ok(AsyncTcpStream::Plain(Checked::new(stream, FRAME_MAX)))
         },
         ConnectionProperties::default(),
     );

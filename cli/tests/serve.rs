@@ -1,0 +1,131 @@
+//! `tierline serve` as an orchestrator runs and ends it.
+
+#![cfg(all(test, unix, feature = "admin"))]
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tierline_testbed::{Database, Vhost, database, vhost};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+/// How long a test waits for something that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server in a process of its own.
+struct Serving {
+    process: Child,
+    address: SocketAddr,
+    _servers: (Vhost, Database),
+}
+
+impl Serving {
+    async fn begin(grace: &str) -> Self {
+        let (vhost, database) = tokio::join!(vhost(), database());
+        let tierline = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_tierline"));
+            command
+                .env("AMQP_URL", vhost.amqp_url())
+                .env("DATABASE_URL", database.url())
+                .env("TIERLINE_ADMIN_TOKEN", TOKEN)
+                .stderr(Stdio::piped())
+                .kill_on_drop(true);
+            command
+        };
+        let migrated = tierline().arg("migrate").output().await.unwrap();
+        assert!(migrated.status.success());
+        let serve = ["serve", HOTEL, "--listen", "127.0.0.1:0", "--grace", grace];
+        let mut process = tierline().args(serve).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.unwrap();
+        let line = line.unwrap().unwrap();
+        let address = line.strip_prefix("listening on http://").unwrap();
+        let (address, rest) = address.split_once("/admin").unwrap();
+        assert_eq!(rest, " until SIGTERM or Ctrl-C");
+        // What it still has to say must not find a closed pipe.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Self {
+            process,
+            address: address.parse().unwrap(),
+            _servers: (vhost, database),
+        }
+    }
+
+    /// A request that the server has begun to answer, and whose body is not sent yet.
+    async fn slow_request(&self) -> BufReader<TcpStream> {
+        let mut stream = BufReader::new(TcpStream::connect(self.address).await.unwrap());
+        let head = format!(
+            "POST /admin/dlq/7/redrive HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {TOKEN}\r\n\
+             content-length: 2\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n",
+            self.address
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut line = String::new();
+        let reading = stream.read_line(&mut line);
+        timeout(PATIENCE, reading).await.unwrap().unwrap();
+        assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
+        stream
+    }
+
+    async fn signal(&self, name: &str) {
+        let id = self.process.id().unwrap().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.await.unwrap().success());
+    }
+
+    /// Waits until nobody is let in any more.
+    async fn until_closed(&self) {
+        let closed = async {
+            while TcpStream::connect(self.address).await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, closed).await.unwrap();
+    }
+
+    /// The code that it ends with.
+    async fn end(mut self) -> i32 {
+        let ended = timeout(PATIENCE, self.process.wait()).await.unwrap();
+        ended.unwrap().code().expect("it was killed by a signal")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_under_way_is_answered_before_the_server_ends() {
+    for name in ["TERM", "INT"] {
+        // No test waits so long: it ends because the request does.
+        let serving = Serving::begin("1h").await;
+        let mut request = serving.slow_request().await;
+        serving.signal(name).await;
+        serving.until_closed().await;
+        request.write_all(b"{}").await.unwrap();
+        let mut answer = String::new();
+        let reading = request.read_to_string(&mut answer);
+        timeout(PATIENCE, reading).await.unwrap().unwrap();
+        assert!(answer.contains("there is no dead letter 7"), "{answer}");
+        assert_eq!(serving.end().await, 0, "SIG{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_never_ends_is_waited_for_as_long_as_the_grace_period() {
+    let serving = Serving::begin("100 ms").await;
+    let _request = serving.slow_request().await;
+    serving.signal("TERM").await;
+    assert_eq!(serving.end().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_the_grace_period() {
+    let serving = Serving::begin("1h").await;
+    let _request = serving.slow_request().await;
+    serving.signal("TERM").await;
+    serving.until_closed().await;
+    serving.signal("INT").await;
+    assert_eq!(serving.end().await, 0);
+}

@@ -20,6 +20,9 @@ use crate::topology::capabilities::Capabilities;
 
 /// How long a connection may take to open, login included.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// RabbitMQ's own limit on frames unless it is told otherwise. All headers of a message travel in one, and
+/// what tierline adds to them is made to fit into this.
+const FRAME_MAX: u32 = 131_072;
 /// How long the broker may take to say goodbye.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -77,6 +80,15 @@ impl Connection {
         };
         unless_opened.disarm();
         opening.opened();
+        let frame_max = inner.configuration().frame_max();
+        if frame_max < FRAME_MAX {
+            tracing::warn!(
+                %address,
+                frame_max,
+                "the broker's frame_max is below {FRAME_MAX}: a retry or a dead letter with large headers may \
+                 not fit into a frame, and would cost the connection; raise it"
+            );
+        }
         let reported = opening.version().unwrap_or_default();
         let capabilities = Capabilities::of(reported.parse()?)?;
         Ok(Self {

@@ -210,7 +210,7 @@ impl Collector {
             self.observers.tell(&Event::Connected { purpose, address });
             let place = Place {
                 connection: &connection,
-                url: url.expose(),
+                url,
                 name: &self.name,
                 prefetch: 2 * self.batch,
                 budget: &budget,

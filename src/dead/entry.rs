@@ -166,11 +166,12 @@ impl Entry {
             return;
         };
         self.raw_properties = (!original.is_empty()).then_some(original);
-        let error = self.error.get_or_insert_default();
-        if !error.contains(&problem) {
-            let problem = readable(&problem);
-            error.push_str(&format!("; its properties are not in order: {problem}"));
-        }
+        let problem = readable(&problem);
+        self.error = Some(match self.error.take() {
+            Some(error) if error.contains(&problem) => error,
+            Some(error) => format!("{error}; its properties are not in order: {problem}"),
+            None => format!("its properties are not in order: {problem}"),
+        });
     }
 
     /// The same row without the form for queries of what Postgres may refuse.

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::Error;
 use crate::broker::{Connection, ReadBudget, Repairs};
 use crate::message::Repaired;
+use crate::secret::Secret;
 
 /// How long a step on the broker may take.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
@@ -18,7 +19,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy)]
 pub(super) struct Place<'c> {
     pub(super) connection: &'c Connection,
-    pub(super) url: &'c str,
+    pub(super) url: &'c Secret,
     /// The name that the broker's management shows.
     pub(super) name: &'c str,
     pub(super) prefetch: u16,
@@ -112,7 +113,7 @@ pub(super) async fn attempt(
 type Consuming = (Channel, Consumer, Option<Connection>);
 
 async fn consume_alone(place: Place<'_>, queue: &str) -> Result<Consuming, Refused> {
-    let connecting = Connection::open_within(place.url, place.name, place.budget);
+    let connecting = Connection::open_within(place.url.expose(), place.name, place.budget);
     let connection = connecting.await.map_err(|error| Refused {
         error,
         is_dangerous: true,

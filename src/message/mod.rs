@@ -54,7 +54,7 @@ pub struct Message {
     pub headers: BTreeMap<String, String>,
     /// The W3C trace context that the task continues.
     pub traceparent: Option<String>,
-    /// How often it was redriven. With app and id it names a dead letter.
+    /// How often it was redriven.
     pub life: u32,
     /// How often a worker died with it in its hands.
     pub crashes: u32,

@@ -37,8 +37,10 @@
 //! | `tierline-died-at` | when, in milliseconds since 1970 |
 //! | `tierline-worker`, `tierline-worker-version` | who gave it up |
 //!
-//! The AMQP property `expiration` is never set: it would release delayed messages early. Headers
-//! that the broker adds (`x-…`) are not the publisher's, and are not carried on.
+//! The AMQP property `expiration` is never set: it would release delayed messages early. Headers that the
+//! broker adds or acts on (`x-…`, `CC`, `BCC`) are not the publisher's, and a retry, a copy, a redrive or a
+//! dead letter does not carry them on; nor does it carry the property `user_id`, which the broker compares with
+//! the user who publishes.
 
 mod carry;
 mod dead;
@@ -279,7 +281,12 @@ fn history(value: Option<&AMQPValue>) -> Vec<FailedAttempt> {
 
 /// Headers that the publisher's own may not be confused with.
 fn is_reserved(name: &str) -> bool {
-    name.starts_with(OWN) || name.starts_with("x-") || name == "traceparent"
+    name.starts_with(OWN) || name == "traceparent" || is_of_broker(name)
+}
+
+/// Headers that the broker writes or acts on: it sends a message with `CC` or `BCC` to more queues.
+fn is_of_broker(name: &str) -> bool {
+    name.starts_with("x-") || matches!(name, "CC" | "BCC")
 }
 
 fn own_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, String> {

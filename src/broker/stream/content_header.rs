@@ -292,8 +292,8 @@ impl Rewriter {
         Some(Header { name, bytes })
     }
 
-    /// Leaves out the largest headers until the rest fits. Those that tierline wrote stay: without
-    /// them a task would begin anew.
+    /// Leaves out the largest headers until the rest fits, those that tierline wrote last: without them a
+    /// task would begin anew.
     fn make_room(&mut self, longest: usize) {
         let others = FIXED + 2 + self.before_headers.len() + self.after_headers.len() + 4;
         let Some(headers) = &mut self.headers else {
@@ -306,15 +306,18 @@ impl Rewriter {
         let is_ours = |header: &Header| header.name.starts_with("tierline-");
         headers.sort_by_key(|header| (!is_ours(header), header.bytes.len()));
         let mut left_out = Vec::new();
+        let mut is_any_ours = false;
         while others + size > longest
             && let Some(header) = headers.pop()
         {
             size -= header.bytes.len();
+            is_any_ours |= is_ours(&header);
             if left_out.len() < MOST_PROBLEMS {
                 left_out.push(format!("{:?}", shortened(&header.name)));
             }
         }
         let names = left_out.join(", ");
+        self.is_unreadable |= is_any_ours;
         self.problem(format!(
             "the headers do not fit into a frame, and the largest are left out: {names}"
         ));

@@ -46,7 +46,9 @@ impl Repairs {
             repaired.original = Vec::new();
         }
         kept.bytes += repaired.original.len();
-        kept.deliveries.insert((channel, tag), repaired);
+        if let Some(before) = kept.deliveries.insert((channel, tag), repaired) {
+            kept.bytes -= before.original.len();
+        }
         self.0.count.store(kept.deliveries.len(), Ordering::Release);
     }
 

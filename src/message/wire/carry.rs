@@ -9,7 +9,7 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use super::dead::list_text;
 use super::fields::{cut, encoded_size, insert, long, text};
-use super::{MAX_HEADERS, OWN, PERSISTENT};
+use super::{MAX_HEADERS, OWN, PERSISTENT, is_of_broker};
 use crate::message::Repaired;
 
 /// The room for headers of others, as they are encoded.
@@ -50,7 +50,7 @@ pub(super) fn carried_on(delivered: &BasicProperties, repaired: Option<&Repaired
         .flatten()
         .filter(|(name, _)| {
             let is_ours = name.as_str().starts_with(OWN);
-            !name.as_str().starts_with("x-") && (!is_ours || name.as_str() == "tierline-version")
+            !is_of_broker(name.as_str()) && (!is_ours || name.as_str() == "tierline-version")
         })
         .map(|(name, value)| (name.as_str().len() + 1 + encoded_size(value), name, value))
         .collect();
@@ -74,12 +74,44 @@ pub(super) fn carried_on(delivered: &BasicProperties, repaired: Option<&Repaired
 }
 
 /// The properties of a delivery with other headers, as they are sent on.
+///
+/// Without `expiration`, which would release a delayed message early, and without `user_id`: the broker
+/// closes the channel over one that is not the user who publishes.
 pub(super) fn sent_again(delivered: &BasicProperties, headers: FieldTable) -> BasicProperties {
-    let mut properties = delivered.clone().with_delivery_mode(PERSISTENT);
-    if properties.expiration().is_some() {
-        properties = without_expiration(&properties);
+    let mut sent = BasicProperties::default()
+        .with_delivery_mode(PERSISTENT)
+        .with_headers(headers);
+    if let Some(value) = delivered.content_type() {
+        sent = sent.with_content_type(value.clone());
     }
-    properties.with_headers(headers)
+    if let Some(value) = delivered.content_encoding() {
+        sent = sent.with_content_encoding(value.clone());
+    }
+    if let Some(value) = delivered.priority() {
+        sent = sent.with_priority(*value);
+    }
+    if let Some(value) = delivered.correlation_id() {
+        sent = sent.with_correlation_id(value.clone());
+    }
+    if let Some(value) = delivered.reply_to() {
+        sent = sent.with_reply_to(value.clone());
+    }
+    if let Some(value) = delivered.message_id() {
+        sent = sent.with_message_id(value.clone());
+    }
+    if let Some(value) = delivered.timestamp() {
+        sent = sent.with_timestamp(*value);
+    }
+    if let Some(value) = delivered.kind() {
+        sent = sent.with_type(value.clone());
+    }
+    if let Some(value) = delivered.app_id() {
+        sent = sent.with_app_id(value.clone());
+    }
+    if let Some(value) = delivered.cluster_id() {
+        sent = sent.with_cluster_id(value.clone());
+    }
+    sent
 }
 
 /// What was wrong with a delivery's properties, now or when an earlier attempt arrived, and how they
@@ -109,42 +141,6 @@ fn left_out_before(delivered: &BasicProperties) -> Vec<String> {
     names
         .and_then(|names| serde_json::from_str(&names).ok())
         .unwrap_or_default()
-}
-
-/// lapin's properties have no way to take one away.
-fn without_expiration(properties: &BasicProperties) -> BasicProperties {
-    let mut kept = BasicProperties::default();
-    if let Some(value) = properties.content_type() {
-        kept = kept.with_content_type(value.clone());
-    }
-    if let Some(value) = properties.content_encoding() {
-        kept = kept.with_content_encoding(value.clone());
-    }
-    if let Some(value) = properties.delivery_mode() {
-        kept = kept.with_delivery_mode(*value);
-    }
-    if let Some(value) = properties.priority() {
-        kept = kept.with_priority(*value);
-    }
-    if let Some(value) = properties.correlation_id() {
-        kept = kept.with_correlation_id(value.clone());
-    }
-    if let Some(value) = properties.reply_to() {
-        kept = kept.with_reply_to(value.clone());
-    }
-    if let Some(value) = properties.message_id() {
-        kept = kept.with_message_id(value.clone());
-    }
-    if let Some(value) = properties.timestamp() {
-        kept = kept.with_timestamp(*value);
-    }
-    if let Some(value) = properties.kind() {
-        kept = kept.with_type(value.clone());
-    }
-    if let Some(value) = properties.app_id() {
-        kept = kept.with_app_id(value.clone());
-    }
-    kept
 }
 
 #[cfg(test)]
@@ -242,6 +238,25 @@ mod tests {
                 assert!(size(&again) + ADDED_BY_BROKER < FRAME);
             }
         }
+    }
+
+    #[test]
+    fn what_the_broker_acts_on_is_not_sent_on() {
+        let mut headers = FieldTable::default();
+        for name in ["CC", "BCC", "x-death", "x-delay"] {
+            insert(&mut headers, name, long("high"));
+        }
+        let delivered = largest(headers)
+            .with_user_id("somebody else".into())
+            .with_expiration("5".into());
+        let next = read(&delivered).follow(&delivered, None);
+        assert!(next.user_id().is_none() && next.expiration().is_none());
+        assert_eq!(next.cluster_id(), delivered.cluster_id());
+        let headers = next.headers().as_ref().unwrap().inner();
+        let others = headers
+            .keys()
+            .filter(|name| !name.as_str().starts_with(OWN));
+        assert_eq!(others.count(), 0);
     }
 
     #[test]

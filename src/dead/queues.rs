@@ -52,6 +52,12 @@ pub(super) struct Item {
     delivery: Option<Delivery>,
 }
 
+/// The last delivery of a queue in a batch. Its tag means nothing to another subscription.
+pub(super) struct Last {
+    subscription: u64,
+    tag: u64,
+}
+
 type Feed = Pin<Box<dyn Stream<Item = Item> + Send>>;
 type Attempting<'c> = Pin<Box<dyn Future<Output = Attempt> + Send + 'c>>;
 
@@ -177,15 +183,15 @@ impl<'c> Queues<'c> {
         batch
     }
 
-    /// The rows for a batch, and the last tag of each queue in it. `has_earlier`: the log may have rows
+    /// The rows for a batch, and the last delivery of each queue in it. `has_earlier`: the log may have rows
     /// of an earlier release.
     pub(super) fn read(
         &mut self,
         topology: &Topology,
         batch: Vec<Item>,
         has_earlier: bool,
-    ) -> (Vec<Entry>, Vec<Option<u64>>) {
-        let mut last = vec![None; self.queues.len()];
+    ) -> (Vec<Entry>, Vec<Option<Last>>) {
+        let mut last: Vec<Option<Last>> = self.queues.iter().map(|_| None).collect();
         let now = SystemTime::now();
         let mut entries = Vec::with_capacity(batch.len());
         for item in batch {
@@ -210,16 +216,23 @@ impl<'c> Queues<'c> {
                 entry.earlier_identity = None;
             }
             entries.push(entry);
-            last[index] = Some(delivery.delivery_tag);
+            last[index] = Some(Last {
+                subscription: item.subscription,
+                tag: delivery.delivery_tag,
+            });
         }
         (entries, last)
     }
 
-    /// Acknowledges everything up to the last tag of each queue.
-    pub(super) async fn acknowledge(&mut self, last: &[Option<u64>]) -> Result<(), Error> {
-        for (queue, tag) in self.queues.iter().zip(last) {
-            if let (Some(subscription), Some(tag)) = (&queue.subscription, *tag) {
-                subscription.acknowledge(tag, self.place.connection).await?;
+    /// Acknowledges everything up to the last delivery of each queue. A queue may have been subscribed to
+    /// anew while its rows were written: those messages are delivered again, and are recognised.
+    pub(super) async fn acknowledge(&mut self, last: &[Option<Last>]) -> Result<(), Error> {
+        for (queue, last) in self.queues.iter().zip(last) {
+            if let (Some(subscription), Some(last)) = (&queue.subscription, last)
+                && subscription.number == last.subscription
+            {
+                let shared = self.place.connection;
+                subscription.acknowledge(last.tag, shared).await?;
             }
         }
         Ok(())

@@ -67,12 +67,15 @@ impl Run<'_> {
             // What was published is marked, whatever happened to the others.
             sent = sending?;
             let ended = settled.map(|batch| batch.ended().or_else(|| self.ended_early()));
-            if let Ok(None) = &ended {
-                claimed = claiming?;
-                continue;
-            }
+            let (ended, next) = match (ended, claiming) {
+                (Ok(None), Ok(next)) => {
+                    claimed = next;
+                    continue;
+                }
+                ended => ended,
+            };
             self.settle(sent).await?;
-            let ids: Vec<i64> = claiming?.iter().map(|claimed| claimed.id).collect();
+            let ids: Vec<i64> = next?.iter().map(|claimed| claimed.id).collect();
             self.letters.give_back(self.runner, &ids).await?;
             return ended.map(|ended| ended.unwrap_or((OperationState::Stopped, String::new())));
         }
@@ -134,14 +137,20 @@ impl Run<'_> {
             }
         }
         let count = confirmed.len();
-        if count == 0 && left == canary.count {
-            return Ok(None);
+        let stopped = |note: String| Ok(Some((OperationState::Stopped, note)));
+        match (count, canary.count - left) {
+            (0, 0) => return Ok(None),
+            (0, refused) => {
+                return stopped(format!(
+                    "the canary says nothing: none of its {refused} rows could be published"
+                ));
+            }
+            _ => {}
         }
         // At least one, or the canary would say nothing.
         let needed = ((count as f64 * canary.success).ceil() as usize).max(1);
         // A wait that no clock can hold would overflow it.
         let deadline = Instant::now() + canary.wait.min(LONGEST_WAIT);
-        let stopped = |note: String| Ok(Some((OperationState::Stopped, note)));
         loop {
             let (well, badly) = self.outcomes(&confirmed).await?;
             if well >= needed {

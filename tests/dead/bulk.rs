@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
 use sqlx::Connection;
 use tierline::dead::{Canary, Filter, OperationState, Outcomes, RedriveOutcome, State};
 
@@ -289,6 +291,38 @@ async fn a_canary_of_which_nothing_is_heard_keeps_the_rest_where_it_is() {
         (OperationState::Stopped, 2)
     );
     assert!(operation.note.contains("says nothing"), "{operation:?}");
+}
+
+#[tokio::test]
+async fn a_canary_that_cannot_be_published_keeps_the_rest_where_it_is() {
+    let shop = Shop::open().await;
+    // In a version of the wire format that this release does not read.
+    let mut headers = FieldTable::default();
+    headers.insert("tierline-version".into(), AMQPValue::LongInt(7));
+    let unreadable = BasicProperties::default()
+        .with_type("order.ship".into())
+        .with_delivery_mode(2)
+        .with_headers(headers);
+    for _ in 0..3 {
+        let properties = unreadable.clone();
+        shop.send("shop.normal.dlx", "", b"1", properties).await;
+    }
+    let collecting = shop.collect();
+    shop.logged(3).await;
+    shop.dies("normal", &Letter::default()).await;
+    shop.logged(4).await;
+    collecting.stop().await;
+    let redriving = shop.letters.redrive_all(Filter::default());
+    let operation = redriving.canary(Canary::of(2)).run().await.unwrap();
+    assert_eq!(
+        (operation.state, operation.refused),
+        (OperationState::Stopped, 2)
+    );
+    assert!(
+        operation.note.contains("none of its 2 rows"),
+        "{operation:?}"
+    );
+    assert_eq!(shop.depth("shop.normal").await, 0);
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::broker::{Mismatch, Report};
 use crate::task::TaskId;
 use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
+use crate::topology::near_miss;
 use crate::topology::problem::InvalidTopology;
 
 /// Everything that can go wrong in tierline, a variant per failure.
@@ -416,14 +417,14 @@ pub enum Error {
 
     /// A tier was named that is neither in the map nor in the log of dead letters.
     #[error(
-        "there is no tier {tier:?} in the map, and no dead letter of one{}",
-        near.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default()
+        "there is no tier {tier:?} in the map, and no dead letter of one; {}",
+        tier_that_was_meant(tier, known)
     )]
     UnknownTier {
         /// The name that was given.
         tier: Box<str>,
-        /// A tier of nearly that name.
-        near: Option<Box<str>>,
+        /// The names there are, with commas between them.
+        known: Box<str>,
     },
 
     /// There is no dead letter of this number in the app's log.
@@ -607,6 +608,13 @@ fn highest_priority(highest: Option<u8>) -> String {
     match highest {
         Some(highest) => format!("its tier takes 0 to {highest}"),
         None => "its tier has no priorities; set max_priority for it in the map".to_owned(),
+    }
+}
+
+fn tier_that_was_meant(tier: &str, known: &str) -> String {
+    match near_miss(tier, known.split(", ")) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("the tiers are {known}"),
     }
 }
 

@@ -374,8 +374,7 @@ async fn answers_about_real_rows_are_as_described() {
         ("POST", "/dlq/operations/{id}/resume"),
     ] {
         let operation = described.operation(method, path);
-        described
-            .call(&operation, &operation.at(1, &[]), None)
-            .await;
+        let path = operation.at(begun["id"].as_i64().unwrap(), &[]);
+        described.call(&operation, &path, None).await;
     }
 }

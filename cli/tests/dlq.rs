@@ -222,7 +222,7 @@ async fn what_is_wrong_is_said_with_its_code_and_changes_nothing() {
         (
             &["groups", "--tier", "nope"],
             4,
-            "there is no tier \"nope\"",
+            "the tiers are normal, unrouted",
         ),
         (
             &["redrive", "--tier", "nope"],

@@ -1,6 +1,7 @@
 //! `tierline serve` as an orchestrator runs and ends it.
 
-#![cfg(all(test, unix, feature = "admin"))]
+#![cfg(test)]
+#![cfg(all(unix, feature = "admin"))]
 
 use std::net::SocketAddr;
 use std::process::Stdio;

@@ -2,7 +2,6 @@
 
 use super::{DeadLetters, UNROUTED};
 use crate::Error;
-use crate::topology::near_miss;
 
 impl DeadLetters {
     /// Fails where a tier is neither in the map nor has rows in the log. A filter with such a tier means
@@ -30,9 +29,10 @@ impl DeadLetters {
             return Ok(());
         }
         let names = known.iter().map(|known| known.tier.as_str());
+        let names: Vec<&str> = names.chain([UNROUTED]).collect();
         Err(Error::UnknownTier {
             tier: tier.into(),
-            near: near_miss(tier, names.chain([UNROUTED])).map(Into::into),
+            known: names.join(", ").into(),
         })
     }
 }

@@ -90,7 +90,6 @@ use std::sync::Arc;
 pub use broker::BrokerSettings;
 pub use group::{Group, Order};
 pub use names::Names;
-#[cfg(feature = "postgres")]
 pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
 pub use task::Route;
@@ -237,7 +236,7 @@ impl Topology {
                 .map(|schedule| schedule.name.as_str());
             Error::UnknownSchedule {
                 schedule: name.into(),
-                near: reader::near_miss(name, names).map(Into::into),
+                near: near_miss(name, names).map(Into::into),
             }
         })
     }

@@ -29,6 +29,7 @@ mod watchdog;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -69,6 +70,9 @@ struct Workshop {
     cancelled: Cancellation,
     /// Given after that: handlers are dropped.
     dropped: CancellationToken,
+    /// Set before `cancelled` is given where the worker's future is dropped: nothing is acknowledged any
+    /// more, so nothing may follow on a message.
+    is_abandoned: AtomicBool,
 }
 
 /// How far a shutdown has come.

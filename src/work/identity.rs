@@ -7,8 +7,10 @@ use std::sync::LazyLock;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ShortString};
 
-/// One message, as a number: all that its publisher said and all that tierline wrote to it. A retry or
-/// a copy with another crash count is another message.
+/// One message, as a number: its payload, its id, type, correlation id, reply address, timestamp and app
+/// id, and its headers, except for those of the broker and for what is inside tables and arrays. Other
+/// properties, such as the priority and the content type, are left out. A retry or a copy with another
+/// crash count is another message, because tierline counts both in headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key(u64);
 
@@ -90,8 +92,8 @@ mod tests {
 
     #[test]
     fn a_message_without_an_id_has_no_key() {
-        let nameless = BasicProperties::default().with_type("dig".into());
-        assert_eq!(Key::of(&nameless, b"{}"), None);
+        let without_id = BasicProperties::default().with_type("dig".into());
+        assert_eq!(Key::of(&without_id, b"{}"), None);
         assert_eq!(Key::of(&message("", "dig"), b"{}"), None);
     }
 

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -153,6 +154,11 @@ async fn run(shop: &Arc<Workshop>, package: &Arc<Package>, guard: &Guard) -> End
     shop.observers.tell(&Event::Started { task, waited });
     let begin = Instant::now();
     let ended = watched(shop, &message, guard).await;
+    if shop.is_abandoned.load(Ordering::Acquire) {
+        // The handler may have ended because its context was cancelled. The group never acknowledges the
+        // message: with a retry or a dead letter it would be there twice.
+        return End::Back;
+    }
     match ended {
         Some(verdict) if is_over(shop, &message, &verdict, begin.elapsed()) => End::Completed,
         Some(verdict) => Box::pin(follow(shop, package, &message, verdict)).await,

@@ -5,8 +5,8 @@
 //! broker whole queues. A task is a suspect only where nothing that this process knows explains it.
 //!
 //! All of it is counted: of two equal messages, one that is done explains one redelivery. A message
-//! without an id is never known again. Only how many of them this process lost is known, and as many
-//! are no suspects.
+//! without an id is never known again. Only how many of them this process lost lately is known, and as
+//! many are no suspects.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -29,6 +29,10 @@ const ENDED_MEMORY: usize = 4_096;
 /// message that is done may come again. What comes later may be a new message that is equal, lost by
 /// another process.
 const ENDED_FOR: Duration = Duration::from_secs(60);
+/// How long the acknowledgement of a message without an id may be under way. Any other message without
+/// an id may be taken for it, also one that kills its process: those that were acknowledged longer ago,
+/// and most likely do not come again, must not stand for it.
+const ENDED_WITHOUT_ID_FOR: Duration = Duration::from_secs(5);
 
 /// Why a delivery is here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +51,8 @@ pub(super) struct Memory {
     window: usize,
     /// Given back by this process, or lost with a channel of its own, and to be run.
     returned: Notes,
-    /// Likewise, without an id: how many.
-    nameless: usize,
+    /// Likewise, without an id: when each was. Like `done` they are forgotten after a while.
+    without_id: VecDeque<Instant>,
     /// Ended, and acknowledged so lately that the broker may not have read it.
     ended: VecDeque<(Instant, Option<Key>)>,
     /// Ended, and not acknowledged as far as is known: the channel was lost.
@@ -63,7 +67,7 @@ impl Memory {
         Self {
             window,
             returned: Notes::default(),
-            nameless: 0,
+            without_id: VecDeque::new(),
             ended: VecDeque::new(),
             done: Notes::default(),
             lost_at: None,
@@ -81,14 +85,13 @@ impl Memory {
     pub(super) fn judge(&mut self, package: &Package) -> Judgement {
         self.redelivered_in_a_row += 1;
         self.done.forget_older_than(ENDED_FOR);
+        self.forget_old_without_id();
         // Of equal messages those come first that must run: the others may never come.
         let was_returned = match package.has_id() {
             true => self.returned.take(package),
-            false => self.nameless > 0,
+            false => self.without_id.pop_front().is_some(),
         };
-        if !package.has_id() {
-            self.nameless = self.nameless.saturating_sub(1);
-        } else if !was_returned && self.done.take(package) {
+        if !was_returned && self.done.take(package) {
             return Judgement::Done;
         }
         let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
@@ -113,7 +116,17 @@ impl Memory {
     }
 
     fn returned_without_id(&mut self, number: usize) {
-        self.nameless = (self.nameless + number).min(LONGEST_MEMORY);
+        let room = LONGEST_MEMORY - self.without_id.len();
+        let now = Instant::now();
+        self.without_id.extend((0..number.min(room)).map(|_| now));
+    }
+
+    fn forget_old_without_id(&mut self) {
+        while let Some(returned_at) = self.without_id.front()
+            && returned_at.elapsed() > ENDED_FOR
+        {
+            self.without_id.pop_front();
+        }
     }
 
     /// A task ran to its end, nothing follows on it, and it is about to be acknowledged.
@@ -140,11 +153,13 @@ impl Memory {
         running_without_id: usize,
     ) {
         self.lost_at = Some(at);
+        self.forget_old_without_id();
         for (ended_at, key) in std::mem::take(&mut self.ended) {
+            let age = ended_at.elapsed();
             match key {
-                _ if ended_at.elapsed() > ENDED_FOR => {}
-                Some(key) => self.done.add(key),
-                None => self.returned_without_id(1),
+                Some(key) if age <= ENDED_FOR => self.done.add(key),
+                None if age <= ENDED_WITHOUT_ID_FOR => self.returned_without_id(1),
+                _ => {}
             }
         }
         waiting.for_each(|key| self.returned(key));
@@ -154,6 +169,9 @@ impl Memory {
     /// There is a channel again: what was lost comes from now on.
     pub(super) fn subscribed(&mut self) {
         self.done.renew();
+        self.without_id
+            .iter_mut()
+            .for_each(|at| *at = Instant::now());
     }
 }
 
@@ -330,6 +348,30 @@ mod tests {
         assert_eq!(again(&mut memory, 3), Judgement::Suspect);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_message_without_an_id_that_comes_long_after_the_loss_is_a_suspect() {
+        let mut memory = Memory::new(8);
+        memory.lost(UNIX_EPOCH, [None, None].into_iter(), 1);
+        tokio::time::advance(ENDED_FOR * 10).await;
+        // The broker was away for that long.
+        memory.subscribed();
+        assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
+        tokio::time::advance(ENDED_FOR * 2).await;
+        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_without_an_id_that_was_acknowledged_long_before_the_loss_excuses_no_other() {
+        let mut memory = Memory::new(8);
+        memory.ended(None);
+        tokio::time::advance(ENDED_WITHOUT_ID_FOR * 2).await;
+        memory.ended(None);
+        memory.lost(UNIX_EPOCH, empty(), 0);
+        memory.subscribed();
+        assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
+        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+    }
+
     #[tokio::test]
     async fn a_lost_connection_explains_what_was_enqueued_before() {
         let mut memory = Memory::new(8);
@@ -361,7 +403,7 @@ mod tests {
                 memory.lost(UNIX_EPOCH, empty(), 1);
             }
         }
-        assert!(memory.ended.len() <= ENDED_MEMORY && memory.nameless <= LONGEST_MEMORY);
+        assert!(memory.ended.len() <= ENDED_MEMORY && memory.without_id.len() <= LONGEST_MEMORY);
         for notes in [&memory.returned, &memory.done] {
             assert!(notes.added.len() <= LONGEST_MEMORY && notes.counts.len() <= LONGEST_MEMORY);
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::{Future, pending};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -162,6 +163,7 @@ impl Worker {
             watchdog,
             cancelled: Cancellation::new(),
             dropped: CancellationToken::new(),
+            is_abandoned: AtomicBool::new(false),
             topology: parts.topology.clone(),
         });
         let mut pools = Pools::begin(&shop, &parts.topology, &groups);
@@ -221,13 +223,17 @@ impl Worker {
 struct Pools {
     groups: JoinSet<()>,
     phase: watch::Sender<Phase>,
-    cancelled: Cancellation,
+    shop: Arc<Workshop>,
 }
 
 impl Drop for Pools {
     fn drop(&mut self) {
+        self.groups.abort_all();
+        // The groups and their handlers are dropped in tasks of their own, after this. A handler that is
+        // woken before must not have its message retried.
+        self.shop.is_abandoned.store(true, Ordering::Release);
         // Handlers that cannot be dropped learn at least that nobody waits for them.
-        self.cancelled.cancel();
+        self.shop.cancelled.cancel();
     }
 }
 
@@ -237,7 +243,7 @@ impl Pools {
         let mut pools = Self {
             groups: JoinSet::new(),
             phase,
-            cancelled: shop.cancelled.clone(),
+            shop: shop.clone(),
         };
         for group in names.iter().filter_map(|name| topology.group(name)) {
             let (shop, phase) = (shop.clone(), pools.phase.subscribe());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tierline::task::blocking;
-use tierline::{Context, Registry, Task, Tierline, Topology};
+use tierline::{Context, Registry, Task, TaskOptions, Tierline, Topology};
 use tierline_testbed::vhost;
 use tokio::sync::{mpsc, oneshot};
 
@@ -154,4 +154,56 @@ async fn a_blocking_handler_of_a_worker_that_is_dropped_is_told_to_end() {
         _ = has_begun.recv() => {}
     }
     assert_eq!(has_ended.recv().await, Some(true));
+}
+
+/// How many handlers run when their worker is dropped.
+const MANY: u32 = 64;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_handler_that_fails_because_its_worker_was_dropped_leaves_its_task_as_it_was() {
+    let vhost = vhost().await;
+    let (begun, mut has_begun) = mpsc::unbounded_channel();
+    let mut registry = Registry::new();
+    registry
+        .register_with::<Fill, _>(
+            move |_: Fill, cx: Context| {
+                let begun = begun.clone();
+                async move {
+                    let _ = begun.send(());
+                    cx.cancelled().await;
+                    Err::<(), _>("interrupted")
+                }
+            },
+            // What follows on a failure is a dead letter, at once.
+            TaskOptions::new().retries(0),
+        )
+        .unwrap();
+    let map = MAP.replace("concurrency = 2", &format!("concurrency = {MANY}"));
+    let app = Tierline::builder(Topology::parse(&map).unwrap())
+        .amqp(vhost.amqp_url())
+        .registry(registry)
+        .connect()
+        .await
+        .unwrap();
+    for _ in 0..MANY {
+        app.publish(Fill {}).await.unwrap();
+    }
+    let worker = app.work(["second"]).until(std::future::pending());
+    let all_begun = async {
+        for _ in 0..MANY {
+            has_begun.recv().await.unwrap();
+        }
+    };
+    tokio::select! {
+        ended = worker => panic!("nobody shut it down: {ended:?}"),
+        _ = all_begun => {}
+    }
+    // They come back when no handler is left.
+    let back = async {
+        while vhost.depth("yard.second").await.unwrap() < MANY {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, back).await.unwrap();
+    assert_eq!(vhost.depth("yard.second.dlq").await.unwrap(), 0);
 }

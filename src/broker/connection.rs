@@ -23,6 +23,9 @@ const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// RabbitMQ's own limit on frames unless it is told otherwise. All headers of a message travel in one, and
 /// what tierline adds to them is made to fit into this.
 const FRAME_MAX: u32 = 131_072;
+/// Seconds between signs of life, at least, on a connection that stops reading while what it read is
+/// worked off. It is lost after twice as long, so a statement on the database may take a minute.
+const LIMITED_HEARTBEAT: u16 = 30;
 /// How long the broker may take to say goodbye.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -195,8 +198,14 @@ async fn connect(
         opening: opening.clone(),
     };
     let opening = opening.clone();
+    let mut uri = address.uri().clone();
+    if opening.is_limited() {
+        // While it does not read, it does not see heartbeats either.
+        let heartbeat = uri.query.heartbeat.unwrap_or_default();
+        uri.query.heartbeat = Some(heartbeat.max(LIMITED_HEARTBEAT));
+    }
     lapin::Connection::connector(
-        address.uri().clone(),
+        uri,
         Runtime::new(RuntimeParts::new(tokio, reactor)),
         async move |uri, _| {
             let tls = OwnedTLSConfig::default();

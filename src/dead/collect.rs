@@ -91,7 +91,8 @@ impl Collector {
         self
     }
 
-    /// How long rows are kept, such as `"90d"`. Default: 30 days. Rows that are being redriven stay.
+    /// How long rows are kept, such as `"90d"`, since they died and were logged. Default: 30 days. Rows that
+    /// are being redriven stay.
     ///
     /// # Errors
     /// [`Error::InvalidDuration`].

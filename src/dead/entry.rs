@@ -16,6 +16,10 @@ use crate::topology::Topology;
 /// The tier of what found no tier. No tier of a map may have this name.
 pub const UNROUTED: &str = "unrouted";
 
+/// How often a message can have been redriven. A larger number comes from elsewhere, and a redrive could
+/// not count it up.
+const MOST_LIVES: i32 = 1_000_000;
+
 /// A queue that the collector takes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
@@ -133,7 +137,10 @@ impl Entry {
         Self {
             identity,
             earlier_identity: id.as_deref().map(identity::of_earlier_release),
-            life: i32::try_from(life).unwrap_or(i32::MAX),
+            life: i32::try_from(life)
+                .ok()
+                .filter(|life| *life <= MOST_LIVES)
+                .unwrap_or(0),
             message_id: id.as_deref().map(readable),
             task: task.as_deref().map(readable),
             tier: source.tier.clone(),

@@ -133,8 +133,11 @@ async fn raise_alert(
     Ok(count.map(i64::unsigned_abs))
 }
 
-/// Removes rows that died longer ago than `keep`, in small batches. Rows that are being redriven
-/// stay. Answers how many went.
+/// Removes rows that died, and were logged, longer ago than `keep`, in small batches. Rows that are being
+/// redriven stay. Answers how many went.
+///
+/// A message may have waited in its queue for long, and what it says of its death may be wrong: nobody
+/// could have seen its row yet.
 ///
 /// # Errors
 /// As every use of the database.
@@ -146,7 +149,7 @@ pub(super) async fn expire(database: &Database, app: &str, keep: Duration) -> Re
     loop {
         let deleting = sqlx::query(
             "DELETE FROM tierline.dead_letters WHERE id IN (SELECT id FROM tierline.dead_letters \
-             WHERE app = $1 AND died_at < $2 AND state <> 'redriving' \
+             WHERE app = $1 AND died_at < $2 AND collected_at < $2 AND state <> 'redriving' \
              ORDER BY died_at LIMIT $3 FOR UPDATE SKIP LOCKED)",
         )
         .bind(app)

@@ -139,7 +139,7 @@ impl DeadLetters {
         self
     }
 
-    /// Removes rows that died longer ago than `keep`, as the collector does. Answers how many.
+    /// Removes rows that died, and were logged, longer ago than `keep`, as the collector does. Answers how many.
     ///
     /// # Errors
     /// As every use of the database.

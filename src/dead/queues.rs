@@ -201,6 +201,10 @@ impl<'c> Queues<'c> {
             if current.is_none_or(|current| current.number != item.subscription) {
                 continue;
             }
+            // What a closed channel still gives cannot be acknowledged, and is delivered again.
+            if item.delivery.is_some() && !current.is_some_and(Subscription::is_open) {
+                continue;
+            }
             let Some(delivery) = item.delivery else {
                 // What is not acknowledged comes again on a new channel.
                 queue.subscription = None;

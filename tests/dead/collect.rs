@@ -352,6 +352,14 @@ async fn old_rows_go_and_growth_is_told() {
     let keeping = tokio::spawn(keeping.into_future());
     shop.logged(10).await;
     keeping.abort();
+    // However long ago they say that they died: nobody has seen the rows yet.
+    let month = Duration::from_secs(30 * 86_400);
+    assert_eq!(shop.letters.expire(month).await.unwrap(), 0);
+    let connecting = <sqlx::PgConnection as sqlx::Connection>::connect(shop.database.url());
+    sqlx::query("UPDATE tierline.dead_letters SET collected_at = died_at")
+        .execute(&mut connecting.await.unwrap())
+        .await
+        .unwrap();
     let collector = shop.app.collector().unwrap();
     let collector = collector
         .housekeeping_every(Duration::from_millis(20))

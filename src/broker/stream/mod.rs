@@ -56,6 +56,11 @@ impl Opening {
         }
     }
 
+    /// Whether it reads only while its gate is open.
+    pub(super) fn is_limited(&self) -> bool {
+        self.gate.is_some()
+    }
+
     /// Lets the stream step aside: the connection is open, and nobody abandons it any more.
     pub(super) fn opened(&self) {
         self.is_open.store(true, Ordering::Relaxed);

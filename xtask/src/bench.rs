@@ -22,7 +22,7 @@ const PACKAGE: &str = "--package=tierline-benchmarks";
 #[derive(Args)]
 pub(crate) struct Options {
     /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, dead, schedule,
-    /// peers, soak. Unless named, all but the last two run one after another, and
+    /// peers, soak, frames. Unless named, all but the last three run one after another, and
     /// target/benchmarks/all.json holds what they found.
     name: Option<String>,
     /// The parts of it to run; all unless named.

@@ -22,7 +22,7 @@ use self::jobs::{Running, adopt};
 use super::gate::{ALONE_FROM, Claim};
 use super::job::{self, JobId, Kind, News};
 use super::order::{Order, Supply, Turn};
-use super::repair::Repair;
+use super::resubscribe::Resubscribing;
 use super::tier::{Held, Tier};
 use super::{Phase, Workshop};
 use crate::backoff::Backoff;
@@ -35,6 +35,9 @@ use crate::topology;
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// A message that waits for a slot goes back when this part of the broker's patience is used up.
 const PATIENCE_PARTS: u32 = 3;
+/// How often to look whether the connection is there, where a tier does not use it: it may have no
+/// consumer that ends with it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Group {
     shop: Arc<Workshop>,
@@ -43,7 +46,7 @@ pub(super) struct Group {
     order: Order,
     tiers: Vec<Tier>,
     /// Tiers whose channel is being made again, by their index.
-    repairs: Vec<Option<Repair>>,
+    resubscribing: Vec<Option<Resubscribing>>,
     running: HashMap<JobId, Running>,
     next_job: JobId,
     sender: mpsc::UnboundedSender<News>,
@@ -99,7 +102,7 @@ impl Group {
             name: group.name.clone(),
             slots: group.concurrency.into(),
             order,
-            repairs: tiers.iter().map(|_| None).collect(),
+            resubscribing: tiers.iter().map(|_| None).collect(),
             supplies: Vec::with_capacity(tiers.len()),
             tiers,
             running: HashMap::new(),
@@ -139,6 +142,7 @@ impl Group {
                     self.shop
                         .observers
                         .tell(&Event::Disconnected { purpose, cause });
+                    self.set_apart_after_loss();
                     for tier in 0..self.tiers.len() {
                         self.lose(tier);
                     }
@@ -179,10 +183,10 @@ impl Group {
                     self.interrupted(tier, &cause);
                     if !self.is_draining {
                         let after = self.tiers[tier].pause_after_loss();
-                        self.repairs[tier] = Some(self.repair(tier, connection, after));
+                        self.resubscribing[tier] = Some(self.resubscribe(tier, connection, after));
                     }
                 }
-                self.poll_repair(tier, cx);
+                self.poll_resubscribing(tier, cx);
             }
             if !connection.is_open() {
                 let cause = "the connection was closed".to_owned();
@@ -216,7 +220,8 @@ impl Group {
     /// Has the broker asked after consumers from which nothing was heard for long.
     fn look_after_consumers(&mut self) {
         for tier in &mut self.tiers {
-            if let Some(next) = tier.look_after() {
+            let connection = tier.is_apart.then(|| Instant::now() + LOOK_EVERY);
+            for next in tier.look_after().into_iter().chain(connection) {
                 self.wake_at = Some(self.wake_at.map_or(next, |other| other.min(next)));
             }
         }
@@ -252,7 +257,7 @@ impl Group {
         }
         self.is_draining = true;
         self.wake_at = None;
-        self.repairs.fill_with(|| None);
+        self.resubscribing.fill_with(|| None);
         if let Some((tier, held, _)) = self.alone.take() {
             self.tiers[tier].buffer.push_back(held);
         }

@@ -1,5 +1,5 @@
 //! Declares again what the map names and the broker has lost: a dead-letter queue, say, that somebody
-//! deleted to empty it. A tier's own queue is mended where it is consumed from, in `repair`.
+//! deleted to empty it. A tier's own queue is mended where it is consumed from, in `resubscribe`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Workshop;
-use super::repair::AFTER_A_LOSS;
+use super::resubscribe::AFTER_A_LOSS;
 use crate::Error;
 use crate::broker::{Applied, Connection, apply};
 use crate::topology::plan::Plan;

@@ -2,9 +2,9 @@
 //! becomes of it then.
 //!
 //! Read in this order: `worker` is the face, `group` the turns of a pool and `group/jobs` what runs
-//! in its slots, `order` whose turn it is,
-//! `tier` what a tier has in hand, `subscription` its channel, `acks` its acknowledgements, `job` a
-//! message in a slot, `execute` the steps of a run, `settle` what follows on it, `mend` what is done
+//! in its slots, `order` whose turn it is, `tier` what a tier has in hand, `subscription` its channel and
+//! `resubscribe` how that is made, `acks` its acknowledgements, `job` a message in a slot,
+//! `execute` the steps of a run, `settle` what follows on it, `mend` what is done
 //! where nothing takes that, `identity` and `memory` what is known of a message that comes again, `gate`
 //! and `group/hands` the protection against tasks that kill their process, `watchdog` that against those
 //! which hang.
@@ -20,7 +20,7 @@ mod job;
 mod memory;
 mod mend;
 mod order;
-mod repair;
+mod resubscribe;
 mod settle;
 mod subscription;
 mod tier;

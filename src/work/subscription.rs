@@ -19,6 +19,7 @@ use lapin::{Channel, Consumer, ErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::acks::Acks;
+use super::resubscribe::Source;
 use crate::Error;
 use crate::broker::{Connection, Repairs};
 use crate::message::Repaired;
@@ -34,6 +35,8 @@ pub(super) struct Subscription {
     queue: String,
     acks: Acks,
     repairs: Repairs,
+    /// The connection of a tier that has one of its own.
+    own: Option<Arc<Connection>>,
     /// Whether no more deliveries are wanted.
     is_cancelled: bool,
 }
@@ -44,6 +47,9 @@ pub(super) enum NoSubscription {
     /// The queue does not exist.
     NoQueue,
     Failed(Error),
+    /// The broker has not answered the consumer. It may answer later: one whose quorum queue has no leader
+    /// ends the whole connection (`INTERNAL_ERROR`), at once or after more than a minute.
+    NoAnswer(Error),
 }
 
 /// A question to the broker about a queue. Without an answer the queue is gone, or the channel.
@@ -59,13 +65,14 @@ pub(super) struct Answer {
 }
 
 impl Subscription {
-    /// Begins to consume, with at most `window` messages in hand.
+    /// Begins to consume, with at most as many messages in hand as the source's window is wide. `own` is
+    /// the connection, where no other tier uses it.
     pub(super) async fn begin(
-        connection: Arc<Connection>,
-        queue: String,
-        window: u16,
-        tag: String,
+        connection: &Connection,
+        own: Option<Arc<Connection>>,
+        source: Source,
     ) -> Result<Self, NoSubscription> {
+        let Source { queue, window, tag } = source;
         let deadline = Instant::now() + LIMIT;
         let channel = connection.channel(deadline).await;
         let channel = channel.map_err(NoSubscription::Failed)?;
@@ -90,6 +97,7 @@ impl Subscription {
                 queue,
                 acks: Acks::default(),
                 repairs: connection.repairs().clone(),
+                own,
                 is_cancelled: false,
             }),
             Ok(Err(error)) if is_not_found(&error) => Err(NoSubscription::NoQueue),
@@ -99,7 +107,7 @@ impl Subscription {
             }
             Err(_) => {
                 let cause = "the broker did not answer in time";
-                Err(NoSubscription::Failed(connection.failed(&tried(), cause)))
+                Err(NoSubscription::NoAnswer(connection.failed(&tried(), cause)))
             }
         }
     }
@@ -204,6 +212,9 @@ impl Subscription {
         let goodbye = self.channel.close(200, "done".into());
         // Without an answer it ends with the connection.
         let _ = timeout(LIMIT, goodbye).await;
+        if let Some(connection) = self.own.and_then(Arc::into_inner) {
+            connection.close().await;
+        }
     }
 }
 

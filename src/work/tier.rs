@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::memory::{Judgement, Memory};
 use super::order::Supply;
-use super::repair::AFTER_A_LOSS;
+use super::resubscribe::AFTER_A_LOSS;
 use super::settle::Package;
 use super::subscription::{Answer, Question, Subscription};
 use crate::backoff::Backoff;
@@ -35,6 +35,9 @@ pub(super) struct Tier {
     /// The channel, while there is one; and which one in succession.
     pub(super) subscription: Option<Subscription>,
     pub(super) generation: u64,
+    /// Whether it must be consumed from on a connection of its own: on the one of the group it may end that
+    /// for the others.
+    pub(super) is_apart: bool,
     pub(super) buffer: VecDeque<Held>,
     pub(super) memory: Memory,
     outlook: Outlook,
@@ -84,6 +87,7 @@ impl Tier {
             window,
             subscription: None,
             generation: 0,
+            is_apart: false,
             buffer: VecDeque::new(),
             memory: Memory::new(window.into()),
             outlook: Outlook {

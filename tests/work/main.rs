@@ -5,6 +5,7 @@
 mod dropped;
 mod faults;
 mod identity;
+mod leaderless;
 mod logs;
 mod outcomes;
 mod reconnect;

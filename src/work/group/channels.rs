@@ -15,10 +15,11 @@ use super::jobs::Running;
 use crate::broker::Connection;
 use crate::observe::{Event, Purpose};
 use crate::work::Phase;
-use crate::work::repair::{Repair, Repaired};
+use crate::work::resubscribe::{Addresses, Place, Resubscribed, Resubscribing, Source};
 use crate::work::subscription::Subscription;
 
-/// How long the other tiers wait for one whose queue cannot be had.
+/// How long the other tiers wait for one from whose queue the broker gives no answer. They wait once: from
+/// then on it has a connection of its own.
 const ONE_TIER: Duration = Duration::from_secs(5);
 
 impl Group {
@@ -103,54 +104,90 @@ impl Group {
         }
         self.hands.join(&self.shop.gate);
         for tier in 0..self.tiers.len() {
-            let mut repair = self.repair(tier, connection, Duration::ZERO);
-            let repaired = timeout(ONE_TIER, poll_fn(|cx| repair.poll(cx)));
-            match self.unless_left(repaired).await {
-                Some(Ok(Some(repaired))) => self.repaired(tier, repaired),
-                Some(Err(_)) => self.repairs[tier] = Some(repair),
-                // The connection is gone again, or the shutdown is over.
-                Some(Ok(None)) | None => return,
+            let mut resubscribing = self.resubscribe(tier, connection, Duration::ZERO);
+            if self.tiers[tier].is_apart {
+                self.resubscribing[tier] = Some(resubscribing);
+                continue;
+            }
+            let first = timeout(
+                ONE_TIER,
+                poll_fn(|cx| match resubscribing.poll(cx) {
+                    Poll::Ready(resubscribed) => Poll::Ready(Some(resubscribed)),
+                    Poll::Pending if resubscribing.has_failed() => Poll::Ready(None),
+                    Poll::Pending => Poll::Pending,
+                }),
+            );
+            match self.unless_left(first).await {
+                Some(Ok(Some(Some(resubscribed)))) => self.resubscribed(tier, resubscribed),
+                Some(Ok(None)) => self.resubscribing[tier] = Some(resubscribing),
+                Some(Err(_)) => {
+                    self.resubscribing[tier] = Some(resubscribing);
+                    self.tiers[tier].is_apart = true;
+                }
+                // The connection is gone again, perhaps because of this tier.
+                Some(Ok(Some(None))) => {
+                    self.tiers[tier].is_apart = true;
+                    return;
+                }
+                // The shutdown is over.
+                None => return,
             }
         }
     }
 
-    pub(super) fn repair(
+    pub(super) fn resubscribe(
         &self,
         tier: usize,
         connection: &Arc<Connection>,
         after: Duration,
-    ) -> Repair {
+    ) -> Resubscribing {
         let tier = &self.tiers[tier];
-        let tag = format!("{} {}", self.shop.worker, tier.name);
-        Repair::new(
-            &self.shop,
-            connection.clone(),
-            tier.queue.clone(),
-            tier.window,
-            tag,
-            after,
-        )
+        let source = Source {
+            queue: tier.queue.clone(),
+            window: tier.window,
+            tag: format!("{} {}", self.shop.worker, tier.name),
+        };
+        let addresses = Addresses {
+            name: format!("{} {} {}", self.shop.connection_name, self.name, tier.name),
+            next_url: self.next_url,
+        };
+        let place = match tier.is_apart {
+            false => Place::Shared(connection.clone(), addresses),
+            true => Place::Apart(addresses),
+        };
+        Resubscribing::new(&self.shop, source, place, after)
     }
 
-    pub(super) fn poll_repair(&mut self, tier: usize, cx: &mut Context<'_>) {
-        let Some(Some(repair)) = self.repairs.get_mut(tier) else {
+    pub(super) fn poll_resubscribing(&mut self, tier: usize, cx: &mut Context<'_>) {
+        let Some(Some(resubscribing)) = self.resubscribing.get_mut(tier) else {
             return;
         };
-        if let Poll::Ready(repaired) = repair.poll(cx) {
-            self.repairs[tier] = None;
-            // Without a connection there is nothing to subscribe on: the turn looks at that.
-            if let Some(repaired) = repaired {
-                self.repaired(tier, repaired);
+        if let Poll::Ready(resubscribed) = resubscribing.poll(cx) {
+            self.resubscribing[tier] = None;
+            match resubscribed {
+                Some(resubscribed) => self.resubscribed(tier, resubscribed),
+                // Without a connection there is nothing to subscribe on: the turn looks at that.
+                None => self.tiers[tier].is_apart = true,
             }
             // Its first delivery may be here already, and nobody was told to look.
             cx.waker().wake_by_ref();
         }
     }
 
-    fn repaired(&mut self, tier: usize, repaired: Repaired) {
+    /// The connection of the group is lost. A tier that was about to be consumed from may be why: a broker
+    /// whose quorum queue has no leader answers a consumer with the end of the whole connection. From now
+    /// on it has one of its own, until it was consumed from.
+    pub(super) fn set_apart_after_loss(&mut self) {
+        for (tier, resubscribing) in self.tiers.iter_mut().zip(&self.resubscribing) {
+            let is_waiting = tier.is_apart && tier.subscription.is_none();
+            tier.is_apart = is_waiting || resubscribing.is_some();
+        }
+    }
+
+    fn resubscribed(&mut self, tier: usize, resubscribed: Resubscribed) {
         let (group, name) = (&self.name, &self.tiers[tier].name);
         let observers = &self.shop.observers;
-        if repaired.was_declared {
+        if resubscribed.was_declared {
             tracing::error!(
                 group,
                 tier = name,
@@ -160,7 +197,7 @@ impl Group {
         }
         tracing::info!(group, tier = name, "consuming");
         observers.tell(&Event::Consuming { group, tier: name });
-        self.tiers[tier].subscribed(repaired.subscription);
+        self.tiers[tier].subscribed(resubscribed.subscription);
     }
 
     /// The tier's channel is gone, and with it all that was in hand.
@@ -176,7 +213,7 @@ impl Group {
     }
 
     pub(super) fn lose(&mut self, tier: usize) {
-        self.repairs[tier] = None;
+        self.resubscribing[tier] = None;
         let waiting = self.alone.take_if(|(waiting, ..)| *waiting == tier);
         let state = &mut self.tiers[tier];
         if let Some((_, held, _)) = waiting {
@@ -191,7 +228,7 @@ impl Group {
 
     /// Says goodbye, after the last acknowledgements.
     pub(super) async fn close(&mut self, connection: Arc<Connection>) {
-        self.repairs.clear();
+        self.resubscribing.clear();
         let subscriptions = self
             .tiers
             .drain(..)

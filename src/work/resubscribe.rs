@@ -1,0 +1,251 @@
+//! Makes a tier's subscription, and its queue where that is gone, for as long as it takes.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Workshop;
+use super::subscription::{NoSubscription, Subscription};
+use crate::Error;
+use crate::backoff::Backoff;
+use crate::broker::{Connection, apply};
+use crate::topology::plan::Plan;
+
+/// How long a queue is left alone that was perhaps deleted. While the deletion of a quorum queue is
+/// under way, who declares it again may get a shell that neither cancels its consumers nor feeds them
+/// (RabbitMQ 3.10), and who consumes from it loses the whole connection (4.3).
+pub(super) const AFTER_A_LOSS: Duration = Duration::from_millis(300);
+/// The first pause after a consumer that cost its own connection, or got no answer on it. It doubles each
+/// time.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest of these pauses. The tier may be the most urgent one, and gets its leader back some time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// A subscription in the making.
+pub(super) struct Resubscribing {
+    future: Pin<Box<dyn Future<Output = Option<Resubscribed>> + Send>>,
+    has_failed: Arc<AtomicBool>,
+}
+
+pub(super) struct Resubscribed {
+    pub(super) subscription: Subscription,
+    /// Whether the queue was gone.
+    pub(super) was_declared: bool,
+}
+
+/// What to consume from, and how.
+#[derive(Clone)]
+pub(super) struct Source {
+    pub(super) queue: String,
+    pub(super) window: u16,
+    pub(super) tag: String,
+}
+
+/// Where to consume.
+pub(super) enum Place {
+    /// On the connection of the group. A consumer that gets no answer there is tried again on a connection
+    /// of its own.
+    Shared(Arc<Connection>, Addresses),
+    /// On a connection of its own.
+    Apart(Addresses),
+}
+
+/// How a tier connects that must not consume on the connection of the others.
+pub(super) struct Addresses {
+    /// The name that the broker's management shows.
+    pub(super) name: String,
+    /// Which of the broker's addresses is tried next.
+    pub(super) next_url: usize,
+}
+
+impl Resubscribing {
+    /// A subscription that is begun after a while.
+    pub(super) fn new(shop: &Arc<Workshop>, source: Source, place: Place, after: Duration) -> Self {
+        let shop = shop.clone();
+        let has_failed = Arc::new(AtomicBool::new(false));
+        let failed = has_failed.clone();
+        let future = Box::pin(async move {
+            sleep(after).await;
+            let mut making = Making::new(shop, source, place);
+            loop {
+                match making.attempt().await {
+                    Ok(resubscribed) => return Some(resubscribed),
+                    Err(Failed::Again(pause)) => {
+                        failed.store(true, Ordering::Relaxed);
+                        sleep(pause).await;
+                    }
+                    Err(Failed::Lost) => return None,
+                }
+            }
+        });
+        Self { future, has_failed }
+    }
+
+    /// The subscription; `None` where the connection of the group is gone.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Resubscribed>> {
+        self.future.as_mut().poll(cx)
+    }
+
+    /// Whether an attempt has failed, and another follows.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+}
+
+/// The attempts to subscribe.
+struct Making {
+    shop: Arc<Workshop>,
+    source: Source,
+    /// The connection of the group, where that is used.
+    shared: Option<Arc<Connection>>,
+    addresses: Addresses,
+    /// A connection of its own, which is kept while it does no harm.
+    own: Option<Arc<Connection>>,
+    backoff: Backoff,
+    /// The next pause after a connection of its own was lost.
+    pause: Duration,
+    was_declared: bool,
+    /// A queue that could not be reached may be there without its bindings.
+    is_doubtful: bool,
+}
+
+/// What follows on an attempt that failed.
+enum Failed {
+    /// Another one, after this pause.
+    Again(Duration),
+    /// The connection of the group is gone.
+    Lost,
+}
+
+impl Making {
+    fn new(shop: Arc<Workshop>, source: Source, place: Place) -> Self {
+        let (shared, addresses) = match place {
+            Place::Shared(connection, addresses) => (Some(connection), addresses),
+            Place::Apart(addresses) => (None, addresses),
+        };
+        Self {
+            shop,
+            source,
+            shared,
+            addresses,
+            own: None,
+            backoff: Backoff::new(),
+            pause: FIRST_PAUSE,
+            was_declared: false,
+            is_doubtful: false,
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<Resubscribed, Failed> {
+        let connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(error) => {
+                tracing::warn!(%error, queue = self.source.queue, "cannot connect for a queue alone");
+                return Err(Failed::Again(self.next_pause()));
+            }
+        };
+        let queue = self.source.queue.clone();
+        loop {
+            let own = self.own.clone();
+            let begin = Subscription::begin(&connection, own, self.source.clone());
+            match begin.await {
+                Ok(subscription) => {
+                    if self.is_doubtful {
+                        declare(&self.shop, &connection, &queue).await;
+                    }
+                    return Ok(Resubscribed {
+                        subscription,
+                        was_declared: self.was_declared,
+                    });
+                }
+                Err(NoSubscription::NoQueue) if self.shop.may_declare => {
+                    // A queue that is gone each time it was declared is not declared in a row.
+                    let is_first = !self.was_declared;
+                    self.was_declared = declare(&self.shop, &connection, &queue).await;
+                    self.is_doubtful = !self.was_declared;
+                    if self.was_declared && is_first {
+                        continue;
+                    }
+                }
+                Err(NoSubscription::NoQueue) => {
+                    tracing::error!(queue, "the queue does not exist: apply the topology");
+                }
+                Err(NoSubscription::Failed(error)) => tracing::warn!(%error),
+                Err(NoSubscription::NoAnswer(error)) => {
+                    // The broker may answer it later with the end of the connection.
+                    tracing::warn!(%error, "it gets a connection of its own");
+                    self.shared = None;
+                    return Err(self.after_danger(connection));
+                }
+            }
+            return Err(match (connection.is_open(), &self.shared) {
+                (true, _) => Failed::Again(self.backoff.next()),
+                (false, Some(_)) => Failed::Lost,
+                (false, None) => self.after_danger(connection),
+            });
+        }
+    }
+
+    /// The connection to consume on.
+    async fn connection(&mut self) -> Result<Arc<Connection>, Error> {
+        if let Some(connection) = self.shared.as_ref().or(self.own.as_ref()) {
+            return Ok(connection.clone());
+        }
+        let Addresses { name, next_url } = &mut self.addresses;
+        let url = &self.shop.urls[*next_url % self.shop.urls.len()];
+        *next_url += 1;
+        let connection = Arc::new(Connection::open(url.expose(), name).await?);
+        self.own = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// The queue cost a connection, or will: the next attempt is made on another one, after a longer pause.
+    fn after_danger(&mut self, connection: Arc<Connection>) -> Failed {
+        self.own = None;
+        if let Some(connection) = Arc::into_inner(connection) {
+            tokio::spawn(connection.close());
+        }
+        Failed::Again(self.next_pause())
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        pause
+    }
+}
+
+/// Declares the queue again; all else too, if that is gone as well.
+async fn declare(shop: &Workshop, connection: &Connection, queue: &str) -> bool {
+    let declared = async {
+        let whole = Plan::new(&shop.topology, connection.capabilities())?;
+        let mut plan = whole.clone();
+        plan.exchanges.clear();
+        plan.retired.clear();
+        plan.queues.retain(|it| it.name == queue);
+        plan.bindings.retain(|it| it.destination == queue);
+        match apply(connection, &plan).await {
+            Ok(applied) => Ok(applied),
+            Err(_) => apply(connection, &whole).await,
+        }
+    };
+    match declared.await {
+        Ok(applied) if applied.unreachable.iter().any(|it| it == queue) => {
+            tracing::warn!(
+                queue,
+                "the queue is on a node that is down, or has no leader"
+            );
+            false
+        }
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%error, queue, "the queue is gone, and cannot be declared again");
+            false
+        }
+    }
+}

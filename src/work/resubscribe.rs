@@ -74,21 +74,12 @@ impl Resubscribing {
             let mut making = Making::new(shop, source, place);
             loop {
                 match making.attempt().await {
-<<<<<<< HEAD
-                    Attempt::Subscribed(subscription) => return Some(subscription),
-                    Attempt::Again(pause) => {
-                        failed.store(true, Ordering::Relaxed);
-                        sleep(pause).await;
-                    }
-                    Attempt::Lost => return None,
-=======
                     Ok(resubscribed) => return Some(resubscribed),
                     Err(Failed::Again(pause)) => {
                         failed.store(true, Ordering::Relaxed);
                         sleep(pause).await;
                     }
                     Err(Failed::Lost) => return None,
->>>>>>> part-e
                 }
             }
         });
@@ -123,15 +114,9 @@ struct Making {
     is_doubtful: bool,
 }
 
-<<<<<<< HEAD
-enum Attempt {
-    Subscribed(Resubscribed),
-    /// It failed, and is to be made again after this pause.
-=======
 /// What follows on an attempt that failed.
 enum Failed {
     /// Another one, after this pause.
->>>>>>> part-e
     Again(Duration),
     /// The connection of the group is gone.
     Lost,
@@ -156,20 +141,12 @@ impl Making {
         }
     }
 
-<<<<<<< HEAD
-    async fn attempt(&mut self) -> Attempt {
-=======
     async fn attempt(&mut self) -> Result<Resubscribed, Failed> {
->>>>>>> part-e
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => {
                 tracing::warn!(%error, queue = self.source.queue, "cannot connect for a queue alone");
-<<<<<<< HEAD
-                return Attempt::Again(self.next_pause());
-=======
                 return Err(Failed::Again(self.next_pause()));
->>>>>>> part-e
             }
         };
         let queue = self.source.queue.clone();
@@ -181,11 +158,7 @@ impl Making {
                     if self.is_doubtful {
                         declare(&self.shop, &connection, &queue).await;
                     }
-<<<<<<< HEAD
-                    return Attempt::Subscribed(Resubscribed {
-=======
                     return Ok(Resubscribed {
->>>>>>> part-e
                         subscription,
                         was_declared: self.was_declared,
                     });
@@ -207,16 +180,6 @@ impl Making {
                     // The broker may answer it later with the end of the connection.
                     tracing::warn!(%error, "it gets a connection of its own");
                     self.shared = None;
-<<<<<<< HEAD
-                    return self.after_danger(connection);
-                }
-            }
-            return match (connection.is_open(), &self.shared) {
-                (true, _) => Attempt::Again(self.backoff.next()),
-                (false, Some(_)) => Attempt::Lost,
-                (false, None) => self.after_danger(connection),
-            };
-=======
                     return Err(self.after_danger(connection));
                 }
             }
@@ -225,7 +188,6 @@ impl Making {
                 (false, Some(_)) => Failed::Lost,
                 (false, None) => self.after_danger(connection),
             });
->>>>>>> part-e
         }
     }
 
@@ -243,20 +205,12 @@ impl Making {
     }
 
     /// The queue cost a connection, or will: the next attempt is made on another one, after a longer pause.
-<<<<<<< HEAD
-    fn after_danger(&mut self, connection: Arc<Connection>) -> Attempt {
-=======
     fn after_danger(&mut self, connection: Arc<Connection>) -> Failed {
->>>>>>> part-e
         self.own = None;
         if let Some(connection) = Arc::into_inner(connection) {
             tokio::spawn(connection.close());
         }
-<<<<<<< HEAD
-        Attempt::Again(self.next_pause())
-=======
         Failed::Again(self.next_pause())
->>>>>>> part-e
     }
 
     fn next_pause(&mut self) -> Duration {

@@ -1,6 +1,6 @@
 //! Bytes that a broker may send, in whatever pieces they arrive: lapin parses what it gets.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 /// The files that check what the broker sends, as they are in the library.
 #[allow(dead_code, reason = "not all of it is called here")]

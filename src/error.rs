@@ -398,7 +398,7 @@ pub enum Error {
 
     /// The database lacks tables or columns of ours.
     #[error(
-        "cannot {tried}: the database is not prepared ({cause}); run `tierline migrate`, or call \
+        "cannot {tried}: the database is not prepared for this release ({cause}); run its `tierline migrate`, or call \
          Database::migrate"
     )]
     NotMigrated {

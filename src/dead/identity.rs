@@ -6,14 +6,20 @@
 //! deliveries of one message is no part of it: the broker's counters, when and where it died, of what,
 //! and its attempts.
 //!
+//! Where somebody has discarded or redriven the row of a message, and an equal message dies later, that one
+//! has a row of its own: nobody would look at the old one again.
+//!
 //! A message without an id cannot be told from an equal one, so each of its deliveries is a message of
 //! its own. Where a collector is killed after it has committed such a message and before it has
 //! acknowledged it, the message is delivered again, and has two rows. The other choice, one row for
 //! equal messages, would lose messages whenever a few equal ones die.
 
+use std::time::SystemTime;
+
 use sha2::{Digest, Sha256};
 
 use super::fingerprint::hex;
+use crate::message::wire;
 
 /// The identity of a message that has an id.
 pub(super) fn of_message(id: &str, task: Option<&str>, payload: &[u8]) -> String {
@@ -25,6 +31,12 @@ pub(super) fn of_message(id: &str, task: Option<&str>, payload: &[u8]) -> String
         hash.update(part);
     }
     format!("message:{}", hex(&hash.finalize()))
+}
+
+/// The identity of a message that died after an equal one was discarded or redriven: it has a row of its
+/// own, and has it once however often it is collected.
+pub(super) fn of_later_death(identity: &str, died_at: SystemTime) -> String {
+    format!("{identity}@{}", wire::milliseconds(died_at))
 }
 
 /// The identity of a delivery without an id. It becomes the message's id when it is redriven.

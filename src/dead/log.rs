@@ -5,6 +5,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection};
 
 use super::entry::Entry;
+use super::identity;
 use crate::Error;
 use crate::database::{Database, STATEMENT_LIMIT, Time};
 
@@ -99,10 +100,57 @@ async fn insert(
         transaction.commit().await?;
         new
     };
+    let repeated = entries.len() as u64 - new;
+    let new = match repeated {
+        0 => new,
+        _ => new + insert_later_deaths(&mut connection, app, entries).await?,
+    };
     if bytes >= LARGE {
         connection.shrink_buffers();
     }
     Ok(new)
+}
+
+/// Inserts what died after an equal message was dealt with: somebody has discarded or redriven that one,
+/// and would not look at its row again. An application may publish the same task under the same id
+/// every day.
+async fn insert_later_deaths(
+    connection: &mut PgConnection,
+    app: &str,
+    entries: &[Entry],
+) -> Result<u64, sqlx::Error> {
+    let identities: Vec<&str> = entries
+        .iter()
+        .map(|entry| entry.identity.as_str())
+        .collect();
+    let lives: Vec<i32> = entries.iter().map(|entry| entry.life).collect();
+    let deaths: Vec<Time> = entries.iter().map(|entry| Time(entry.died_at)).collect();
+    let later: Vec<i64> = sqlx::query_scalar(
+        "SELECT number FROM UNNEST($2::text[], $3::int[], $4::timestamptz[]) \
+             WITH ORDINALITY AS entry (identity, life, died_at, number) \
+         JOIN tierline.dead_letters AS known ON known.app = $1 \
+             AND known.identity = entry.identity AND known.life = entry.life \
+         WHERE known.state IN ('discarded', 'redriven') AND known.died_at < entry.died_at",
+    )
+    .bind(app)
+    .bind(identities)
+    .bind(lives)
+    .bind(deaths)
+    .fetch_all(&mut *connection)
+    .await?;
+    let later: Vec<Entry> = later
+        .into_iter()
+        .filter_map(|number| entries.get(usize::try_from(number - 1).ok()?))
+        .map(|entry| Entry {
+            identity: identity::of_later_death(&entry.identity, entry.died_at),
+            earlier_identity: None,
+            ..entry.clone()
+        })
+        .collect();
+    match later.is_empty() {
+        true => Ok(0),
+        false => insert_rows(connection, app, &later).await,
+    }
 }
 
 /// The statement that inserts rows, where a condition holds. The payload is sent once: Postgres makes the

@@ -1,11 +1,14 @@
 //! The wire format: a message as AMQP properties and headers, the same for producers in any
 //! language.
 //!
-//! | where | what | from a foreign producer |
+//! Publish to the direct exchange `{app}.tasks` with the tier as routing key (`tierline topology plan --json` has both
+//! for every task), with `mandatory` and a confirm: a message under a wrong key is else gone without a word.
+//!
+//! | where | what | where a producer leaves it out |
 //! |---|---|---|
 //! | body | the payload as JSON | required |
 //! | `type` | the task's name | required |
-//! | `message_id` | the task's identifier, a UUID v7 unless given | drawn where it is missing |
+//! | `message_id` | the task's identifier, a UUID v7 unless given | drawn at each delivery, until a retry stores one: set it where a handler must know a task again |
 //! | `priority` | within the tier, as the plan says | set it always |
 //! | `delivery_mode` | 2, persistent | set it always |
 //! | `content_type` | `application/json` | not looked at |
@@ -39,7 +42,8 @@
 //!
 //! The AMQP property `expiration` is never set: it would release delayed messages early. Headers that the
 //! broker adds or acts on (`x-…`, `CC`, `BCC`) are not the publisher's, and a retry, a copy, a redrive or a
-//! dead letter does not carry them on; nor does it carry the property `user_id`, which the broker compares with
+//! dead letter does not carry them on. Do not send them: on RabbitMQ 3.10 an `x-death` that is not what the broker
+//! writes stops all delays and retries of the node when it reaches a delay queue. Nor does anything carry the property `user_id`, which the broker compares with
 //! the user who publishes.
 
 mod carry;

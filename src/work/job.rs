@@ -287,6 +287,10 @@ async fn bury_unreadable(shop: &Workshop, package: &Package, problem: String) ->
         redriven_from: None,
     };
     let failure = &failure;
+    if stored.is_ok() {
+        let (task, tier) = (task.name, task.tier);
+        tracing::warn!(task, %id, tier, %reason, %failure, "a dead letter");
+    }
     let event = || Event::Dead {
         task,
         reason,

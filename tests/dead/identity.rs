@@ -1,6 +1,7 @@
 //! Which dead letters are the same.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::BasicProperties;
@@ -194,4 +195,35 @@ async fn a_log_of_an_earlier_release_is_migrated_and_its_messages_are_known_agai
     let row = shop.letters.get(old).await.unwrap();
     assert_eq!(row.died_again_as, [newest]);
     assert_eq!(row.summary.state, State::Redriven);
+}
+
+#[tokio::test]
+async fn a_message_that_dies_after_an_equal_one_was_discarded_is_not_hidden() {
+    let shop = Shop::open().await;
+    let collecting = shop.collect();
+    let first = Letter::default();
+    shop.dies("normal", &first).await;
+    let rows = shop.logged(1).await;
+    shop.letters.discard(rows[0].id).await.unwrap();
+    let later = Letter {
+        died_at: first.died_at + Duration::from_secs(60),
+        ..Letter::default()
+    };
+    // Collected twice, it has one row; and so has the first one, should it be delivered again.
+    for letter in [&later, &later, &first] {
+        shop.dies("normal", letter).await;
+    }
+    let other = Letter {
+        id: "another",
+        ..Letter::default()
+    };
+    shop.dies("normal", &other).await;
+    let rows = shop.logged(3).await;
+    let dead = rows.iter().filter(|row| row.state == State::Dead);
+    let ids: Vec<_> = dead.map(|row| row.message_id.as_deref().unwrap()).collect();
+    assert!(
+        ids.contains(&"another") && ids.contains(&first.id),
+        "{ids:?}"
+    );
+    collecting.stop().await;
 }

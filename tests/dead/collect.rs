@@ -8,7 +8,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use tierline::dead::{Filter, Reason, State};
 use tierline_testbed::Postgres;
 
-use crate::support::{Letter, MAP, Shop, until};
+use crate::support::{Letter, MAP, Shop, execute, until};
 
 #[tokio::test]
 async fn a_row_tells_all_that_is_known_of_a_death() {
@@ -326,6 +326,9 @@ async fn a_collector_waits_until_the_database_is_prepared() {
     collecting.abort();
 }
 
+/// Rows that were logged when they died.
+const AGE: &str = "UPDATE tierline.dead_letters SET collected_at = died_at";
+
 #[tokio::test]
 async fn old_rows_go_and_growth_is_told() {
     let shop = Shop::open().await;
@@ -355,11 +358,7 @@ async fn old_rows_go_and_growth_is_told() {
     // However long ago they say that they died: nobody has seen the rows yet.
     let month = Duration::from_secs(30 * 86_400);
     assert_eq!(shop.letters.expire(month).await.unwrap(), 0);
-    let connecting = <sqlx::PgConnection as sqlx::Connection>::connect(shop.database.url());
-    sqlx::query("UPDATE tierline.dead_letters SET collected_at = died_at")
-        .execute(&mut connecting.await.unwrap())
-        .await
-        .unwrap();
+    execute(&shop, AGE).await;
     let collector = shop.app.collector().unwrap();
     let collector = collector
         .housekeeping_every(Duration::from_millis(20))
@@ -438,9 +437,10 @@ async fn one_alert_is_raised_for_an_app_however_many_collectors_it_has() {
             };
             let before = collected();
             shop.dies("normal", &old).await;
-            until("the old row to come and go", async || {
-                let left = shop.letters.count(&Filter::default()).await.unwrap();
-                collected() > before && left == 5
+            until("the old row to come", async || collected() > before).await;
+            execute(&shop, AGE).await;
+            until("the old row to go", async || {
+                shop.letters.count(&Filter::default()).await.unwrap() == 5
             })
             .await;
         }

@@ -11,6 +11,7 @@ use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
 use lapin::{AsyncTcpStream, Channel, ConnectionProperties, ErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::address::Address;
 use super::stream::{Checked, CheckedReactor, ClosesGate, Opening, ReadBudget, ReadGate, Repairs};
@@ -23,6 +24,8 @@ const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// RabbitMQ's own limit on frames unless it is told otherwise. All headers of a message travel in one, and
 /// what tierline adds to them is made to fit into this.
 const FRAME_MAX: u32 = 131_072;
+/// How long a connection that was dropped may take to send what is left and to close.
+const END_AFTER_DROP: Duration = Duration::from_secs(2);
 /// Seconds between signs of life, at least, on a connection that stops reading while what it read is
 /// worked off. It is lost after twice as long, so a statement on the database may take a minute.
 const LIMITED_HEARTBEAT: u16 = 30;
@@ -44,6 +47,8 @@ pub struct Connection {
     address: Address,
     capabilities: Capabilities,
     repairs: Repairs,
+    /// Ends the stream.
+    abandoned: CancellationToken,
     /// Where it must not read faster than its messages are taken.
     gate: Option<ClosesGate>,
 }
@@ -82,7 +87,6 @@ impl Connection {
             Err(_) => return Err(silent(&address)),
         };
         unless_opened.disarm();
-        opening.opened();
         let frame_max = inner.configuration().frame_max();
         if frame_max < FRAME_MAX {
             tracing::warn!(
@@ -99,6 +103,7 @@ impl Connection {
             address,
             capabilities,
             repairs: opening.repairs,
+            abandoned: opening.abandoned,
             gate: gate.map(ClosesGate),
         })
     }
@@ -182,6 +187,22 @@ impl fmt::Debug for Connection {
             .field("version", &self.capabilities.version)
             .field("is_open", &self.is_open())
             .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Connection {
+    /// lapin closes a connection when the last handle on it is gone. A call that was dropped while it
+    /// opened a channel leaves one behind for ever, and the broker then keeps the messages of its
+    /// consumers. So the stream ends a little later, whatever lapin does.
+    fn drop(&mut self) {
+        let abandoned = self.abandoned.clone();
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(async move {
+                tokio::time::sleep(END_AFTER_DROP).await;
+                abandoned.cancel();
+            })),
+            Err(_) => abandoned.cancel(),
+        }
     }
 }
 

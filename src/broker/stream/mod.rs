@@ -14,7 +14,6 @@ mod repaired;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -37,10 +36,9 @@ use crate::message::Repaired;
 pub(super) struct Opening {
     /// The server's first method.
     greeting: Arc<OnceLock<Vec<u8>>>,
-    /// Ends the stream of a connection that nobody waits for any more. lapin gives each a thread,
-    /// and would keep it, and the socket, for as long as a silent server does.
+    /// Ends the stream of a connection that nobody waits for or uses any more. lapin gives each a
+    /// thread, and would keep it, and the socket, for as long as a silent server does.
     pub(super) abandoned: CancellationToken,
-    is_open: Arc<AtomicBool>,
     /// What had to be repaired on this connection.
     pub(super) repairs: Repairs,
     /// Asked before each read, where reading is limited.
@@ -59,11 +57,6 @@ impl Opening {
     /// Whether it reads only while its gate is open.
     pub(super) fn is_limited(&self) -> bool {
         self.gate.is_some()
-    }
-
-    /// Lets the stream step aside: the connection is open, and nobody abandons it any more.
-    pub(super) fn opened(&self) {
-        self.is_open.store(true, Ordering::Relaxed);
     }
 
     fn note(&self, note: Note) {
@@ -110,13 +103,7 @@ pub(super) struct Checked {
     inner: Inner,
     frames: Frames,
     opening: Opening,
-    /// Until the connection is open.
-    abandoned: Option<Abandoned>,
-}
-
-struct Abandoned {
-    waiting: Pin<Box<WaitForCancellationFutureOwned>>,
-    is_open: Arc<AtomicBool>,
+    abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 type Inner = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
@@ -127,10 +114,7 @@ impl Checked {
         Self {
             inner,
             frames: Frames::new(frame_max),
-            abandoned: Some(Abandoned {
-                waiting: Box::pin(opening.abandoned.clone().cancelled_owned()),
-                is_open: Arc::clone(&opening.is_open),
-            }),
+            abandoned: Box::pin(opening.abandoned.clone().cancelled_owned()),
             opening,
         }
     }
@@ -166,14 +150,7 @@ impl Checked {
     }
 
     fn poll_abandoned(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(abandoned) = &mut self.abandoned else {
-            return Ok(());
-        };
-        if abandoned.is_open.load(Ordering::Relaxed) {
-            self.abandoned = None;
-            return Ok(());
-        }
-        match abandoned.waiting.as_mut().poll(cx) {
+        match self.abandoned.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
             Poll::Pending => Ok(()),
         }

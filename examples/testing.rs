@@ -59,8 +59,8 @@ fn main() {
 #[cfg(test)]
 mod tests {
     use tierline::Topology;
+    use tierline::execute::Verdict;
     use tierline::testing::Tester;
-    use tierline::work::Verdict;
 
     use super::*;
 

@@ -7,12 +7,12 @@ use futures_util::stream::Stream;
 use serde_json::Value;
 
 use crate::Error;
-use crate::broker::{Connection, Severity, apply, doctor};
-#[cfg(feature = "postgres")]
-use crate::database::Database;
+use crate::amqp::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::dead::{Collector, DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
+#[cfg(feature = "postgres")]
+use crate::postgres::Database;
 use crate::publish::{Publisher, TraceContext};
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
@@ -20,7 +20,7 @@ use crate::secret::Secret;
 use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
-use crate::work::{Worker, WorkerParts};
+use crate::worker::{Worker, WorkerParts};
 
 /// A running app: publishes the tasks of its map.
 ///

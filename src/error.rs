@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::broker::{Mismatch, Report};
+use crate::amqp::{Mismatch, Report};
 use crate::task::TaskId;
 use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
 use crate::topology::near_miss;

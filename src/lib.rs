@@ -32,13 +32,15 @@ pub mod message;
 pub mod observe;
 
 #[cfg(feature = "postgres")]
-pub mod database;
+pub mod postgres;
 
-pub mod broker;
+pub mod amqp;
 
 pub mod publish;
 
-pub mod work;
+pub mod execute;
+
+pub mod worker;
 
 #[cfg(feature = "postgres")]
 pub mod dead;
@@ -55,9 +57,9 @@ pub mod admin;
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
-#[cfg(feature = "postgres")]
-pub use database::Database;
 pub use error::{Error, LimitsTooLong};
+#[cfg(feature = "postgres")]
+pub use postgres::Database;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
     assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,

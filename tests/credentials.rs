@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use quote::ToTokens;
 use syn::{Fields, Item, Visibility};
 use tierline::admin::Token;
-use tierline::broker::{Address, Connection, Management};
+use tierline::amqp::{Address, Connection, Management};
 use tierline::dead::{DeadLetters, Filter};
 use tierline::{Database, Error, Tierline, Topology};
 use tierline_testbed::vhost;

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tierline::execute::{Executor, Verdict};
 use tierline::message::{DeadReason, FailureKind};
 use tierline::task::{Cancellation, Data, blocking};
 use tierline::testing::{RecordingPublisher, Tester};
-use tierline::work::{Executor, Verdict};
 use tierline::{Context, Outcome, Registry, Task, TaskError, TaskOptions};
 
 #[derive(Serialize, Deserialize)]

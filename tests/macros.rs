@@ -6,8 +6,8 @@
 #![deny(warnings)]
 
 use serde::{Deserialize, Serialize};
+use tierline::execute::Verdict;
 use tierline::testing::Tester;
-use tierline::work::Verdict;
 use tierline::{Context, Outcome, Registry, Task, TaskError, task};
 
 #[derive(Serialize, Deserialize)]

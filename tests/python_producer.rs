@@ -9,10 +9,10 @@ use std::time::SystemTime;
 use lapin::options::BasicGetOptions;
 use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
+use tierline::execute::{Executor, Verdict};
 use tierline::message::Message;
 use tierline::task::{Cancellation, Data};
 use tierline::topology::plan::Plan;
-use tierline::work::{Executor, Verdict};
 use tierline::{Registry, Task, Tierline, Topology};
 use tierline_testbed::{Python, vhost};
 
@@ -43,7 +43,7 @@ async fn a_task_published_from_python_is_run_by_a_rust_handler() {
     let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default())
         .await
         .unwrap();
-    let broker = tierline::broker::Connection::open(vhost.amqp_url(), "test");
+    let broker = tierline::amqp::Connection::open(vhost.amqp_url(), "test");
     let plan = Plan::new(&topology, broker.await.unwrap().capabilities()).unwrap();
     // What `tierline topology plan --json` prints.
     let file = std::env::temp_dir().join(format!("{}.json", vhost.name()));

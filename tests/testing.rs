@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tierline::execute::Verdict;
 use tierline::testing::{MOST_RUNS, Tester};
-use tierline::work::Verdict;
 use tierline::{Context, Outcome, Registry, Task, TaskError, TaskOptions, Topology};
 
 #[derive(Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! `tierline topology …`: each subcommand is a call into the library.
 
 use serde_json::json;
-use tierline::broker::{Connection, Management, apply, apply_with, doctor, doctor_with};
+use tierline::amqp::{Connection, Management, apply, apply_with, doctor, doctor_with};
 use tierline::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;

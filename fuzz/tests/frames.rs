@@ -4,7 +4,7 @@
 
 /// The files that check what the broker sends, as they are in the library.
 #[allow(dead_code, reason = "not all of it is called here")]
-#[path = "../../src/broker/stream"]
+#[path = "../../src/amqp/stream"]
 mod stream {
     pub(crate) mod content_header;
     pub(crate) mod frames;

@@ -9,7 +9,7 @@ use sqlx::{Postgres, QueryBuilder};
 
 use super::{Reason, State, times};
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 
 /// Which dead letters are meant: those that have all that is given. Everything may be left out.
 ///

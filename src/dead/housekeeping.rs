@@ -6,8 +6,8 @@ use sqlx::Row;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::Error;
-use crate::database::{Database, STATEMENT_LIMIT, Time};
 use crate::observe::{Event, Observers};
+use crate::postgres::{Database, STATEMENT_LIMIT, Time};
 use crate::topology::Topology;
 
 /// How long rows are kept unless told otherwise.

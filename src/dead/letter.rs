@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 
 use super::fingerprint::hex;
 use super::{Reason, RedriveOutcome, State, identity, properties, times};
-use crate::database::Time;
+use crate::postgres::Time;
 
 /// A dead letter without what may be large.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -11,7 +11,7 @@ use super::letter::{DETAILS, DeadLetter, SUMMARY, Summary, later_identities};
 use super::triage::{Advice, Assessment, Failing};
 use super::{DeadLetters, State, times};
 use crate::Error;
-use crate::database::{STATEMENT_LIMIT, Time};
+use crate::postgres::{STATEMENT_LIMIT, Time};
 
 /// A page of a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]

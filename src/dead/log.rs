@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection};
 use super::entry::Entry;
 use super::identity;
 use crate::Error;
-use crate::database::{Database, STATEMENT_LIMIT, Time};
+use crate::postgres::{Database, STATEMENT_LIMIT, Time};
 
 /// From this many bytes on, the buffer of a connection is not kept for the next statement.
 const LARGE: usize = 1 << 20;

@@ -53,7 +53,7 @@ pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 pub use words::{Reason, RedriveOutcome, State};
 
 use crate::Error;
-use crate::database::Database;
+use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::topology::Topology;
 

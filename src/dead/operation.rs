@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 
 use super::{DeadLetters, Filter, times};
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 
 /// Something that is or was done to many rows at once.
 #[derive(Debug, Clone, PartialEq, Serialize)]

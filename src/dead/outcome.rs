@@ -7,9 +7,9 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::RedriveOutcome;
-use crate::database::{Database, STATEMENT_LIMIT};
 use crate::message::Message;
 use crate::observe::Event;
+use crate::postgres::{Database, STATEMENT_LIMIT};
 
 /// How many outcomes wait for the database at most; further ones are dropped.
 const WAITING: usize = 10_000;

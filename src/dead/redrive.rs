@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use super::{DeadLetters, State, properties};
-use crate::database::Time;
 use crate::message::{Message, Redriven};
+use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, Letter};
 use crate::task::Receipt;
 use crate::topology::{QueueType, Route, Topology};

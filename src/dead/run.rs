@@ -9,7 +9,7 @@ use super::bulk::{BulkRedrive, Canary};
 use super::redrive::{Claimed, Sent};
 use super::{DeadLetters, Filter, OperationState};
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 
 /// How many rows are claimed at once, where they are not too large for that.
 const BATCH: u32 = 1_000;

@@ -8,7 +8,7 @@ use lapin::{Channel, Consumer};
 use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
-use crate::broker::{Connection, ReadBudget, Repairs};
+use crate::amqp::{Connection, ReadBudget, Repairs};
 use crate::message::Repaired;
 use crate::secret::Secret;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::stream::Stream;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::broker::Connection;
+use crate::amqp::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::secret::Secret;

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::lane::{Lane, STUCK_AFTER};
 use super::link::{self, Live, Settings};
-use crate::broker::Connection;
+use crate::amqp::Connection;
 
 /// Connections that are made again whenever they are lost, as long as this value lives.
 #[derive(Debug)]

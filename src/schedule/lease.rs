@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::line::Line;
 use super::{from_database, to_database};
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const RENEWAL: Duration = Duration::from_secs(1);

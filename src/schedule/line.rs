@@ -8,7 +8,7 @@ use sqlx::{ConnectOptions, PgConnection};
 use tokio::time::timeout;
 
 use crate::Error;
-use crate::database::Database;
+use crate::postgres::Database;
 
 /// A connection of its own, made when it is needed and dropped when it does not answer.
 ///

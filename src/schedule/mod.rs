@@ -63,7 +63,7 @@ pub use scheduler::Scheduler;
 pub use schedules::Schedules;
 pub use state::{Change, Mark, Origin, ScheduleState};
 
-use crate::database::Time;
+use crate::postgres::Time;
 
 fn to_database(time: Timestamp) -> Time {
     Time(SystemTime::from(time))

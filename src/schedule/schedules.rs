@@ -10,7 +10,7 @@ use super::run;
 use super::state::{Change, Origin, ScheduleState};
 use super::store::Store;
 use crate::Error;
-use crate::database::Database;
+use crate::postgres::Database;
 use crate::task::{Publish, Receipt};
 use crate::topology::{Schedule, Topology, near_miss};
 

@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 
 use super::from_database;
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 use crate::topology::Schedule;
 
 /// A schedule, and where it stands.

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::state::{self, COLUMNS, Change, Mark, Origin, ScheduleState};
 use super::{from_database, to_database};
 use crate::Error;
-use crate::database::{Database, Time};
+use crate::postgres::{Database, Time};
 use crate::topology::Schedule;
 
 const LIMIT: Duration = Duration::from_secs(10);

@@ -11,7 +11,7 @@ use super::lease::Lease;
 use super::line::Line;
 use super::{from_database, state, to_database};
 use crate::Error;
-use crate::database::Time;
+use crate::postgres::Time;
 use crate::topology::Schedule;
 
 /// How long a statement may take.

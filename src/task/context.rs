@@ -100,14 +100,14 @@ impl Context {
     }
 
     /// Whether the worker has begun to shut down. The handler may still end in its own time: it has the
-    /// worker's [grace period](crate::work::Worker::grace), and [`is_cancelled`](Self::is_cancelled) says
+    /// worker's [grace period](crate::worker::Worker::grace), and [`is_cancelled`](Self::is_cancelled) says
     /// when that is over.
     pub fn is_shutting_down(&self) -> bool {
         self.0.shutdown.is_cancelled()
     }
 
     /// Waits until the worker begins to shut down, at the start of its
-    /// [grace period](crate::work::Worker::grace). A handler that cannot end within that period saves how
+    /// [grace period](crate::worker::Worker::grace). A handler that cannot end within that period saves how
     /// far it is, and lets the next process go on:
     ///
     /// ```

@@ -4,7 +4,7 @@
 //! ```
 //! use serde::{Deserialize, Serialize};
 //! use tierline::testing::Tester;
-//! use tierline::work::Verdict;
+//! use tierline::execute::Verdict;
 //! use tierline::{Context, Registry, Task, TaskError};
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -49,9 +49,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use crate::Topology;
+use crate::execute::{Executor, Verdict};
 use crate::message::Message;
 use crate::task::{Cancellation, Context, Data, PublishRequest, Registry, Task};
-use crate::work::{Executor, Verdict};
 
 pub use recording::{Published, RecordingPublisher};
 use timeline::{Timeline, later};
@@ -117,7 +117,7 @@ impl Tester {
     /// # use std::time::Duration;
     /// # use serde::{Deserialize, Serialize};
     /// # use tierline::testing::Tester;
-    /// # use tierline::work::Verdict;
+    /// # use tierline::execute::Verdict;
     /// # use tierline::{Context, Outcome, Registry, Task};
     /// # #[derive(Serialize, Deserialize)]
     /// # struct Export { contacts: u64 }

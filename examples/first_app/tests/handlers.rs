@@ -5,8 +5,8 @@
 use first_app::{Book, Confirm, Mailer, NIGHT};
 use first_app_billing::Charge;
 use tierline::Topology;
+use tierline::execute::Verdict;
 use tierline::testing::Tester;
-use tierline::work::Verdict;
 
 fn tester() -> Tester {
     Tester::builder()

@@ -22,7 +22,7 @@ use tierline_testbed::vhost;
 use stream::{Checked, CheckedReactor};
 
 /// The files that check what the broker sends, as they are in the library.
-#[path = "../../../../src/broker/stream"]
+#[path = "../../../../src/amqp/stream"]
 #[allow(dead_code, reason = "not all of it is used here")]
 mod checking {
     pub(crate) mod content_header;

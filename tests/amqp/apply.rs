@@ -4,7 +4,7 @@ use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use serde_json::{Value, json};
-use tierline::broker::apply_with;
+use tierline::amqp::apply_with;
 use tierline::topology::capabilities::QUORUM_PRIORITIES_SINCE;
 use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};

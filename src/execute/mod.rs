@@ -1,11 +1,18 @@
+//! One message becomes a run of its handler, and the run a [`Verdict`]. Workers and test helpers share this
+//! code; nothing here knows of a broker.
+
+mod catch_panic;
+mod verdict;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout_at};
 
-use super::Verdict;
-use super::guard::{Guarded, Panicked, guarded};
+use catch_panic::{Guarded, Panicked, guarded};
+pub use verdict::Verdict;
+
 use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
 use crate::task::{
@@ -27,7 +34,7 @@ use crate::task::{
 /// use tierline::message::Message;
 /// use tierline::task::{Cancellation, Data};
 /// use tierline::testing::RecordingPublisher;
-/// use tierline::work::{Executor, Verdict};
+/// use tierline::execute::{Executor, Verdict};
 /// use tierline::{Error, Registry};
 ///
 /// async fn work_off(messages: Vec<Message>) -> Result<(), Error> {
@@ -118,14 +125,14 @@ impl Executor {
     }
 
     /// What becomes of a message that is not run at all: it has expired, or nobody here knows its task.
-    pub(super) fn refuses(&self, message: &Message) -> Option<Verdict> {
+    pub(crate) fn refuses(&self, message: &Message) -> Option<Verdict> {
         check_expiry(message, (self.clock)())
             .and_then(|()| look_up(&self.registry, message))
             .err()
     }
 
     /// The options of a task's handler.
-    pub(super) fn options(&self, task: &str) -> Option<&TaskOptions> {
+    pub(crate) fn options(&self, task: &str) -> Option<&TaskOptions> {
         self.registry.get(task).map(Registration::options)
     }
 

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// host.
 ///
 /// ```
-/// # use tierline::broker::Management;
+/// # use tierline::amqp::Management;
 /// let management = Management::new("http://ada:secret@broker.example:15672")?;
 /// assert_eq!(management.to_string(), "http://broker.example:15672");
 /// # Ok::<(), tierline::Error>(())

@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 
 use super::Group;
 use super::jobs::Running;
-use crate::broker::Connection;
+use crate::amqp::Connection;
 use crate::observe::{Event, Purpose};
-use crate::work::Phase;
-use crate::work::resubscribe::{Addresses, Place, Resubscribed, Resubscribing, Source};
-use crate::work::subscription::Subscription;
+use crate::worker::Phase;
+use crate::worker::resubscribe::{Addresses, Place, Resubscribed, Resubscribing, Source};
+use crate::worker::subscription::Subscription;
 
 /// How long the other tiers wait for one from whose queue the broker gives no answer. They wait once: from
 /// then on it has a connection of its own.

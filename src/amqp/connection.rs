@@ -36,7 +36,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
-/// use tierline::broker::Connection;
+/// use tierline::amqp::Connection;
 ///
 /// let connection = Connection::open("amqp://localhost", "my service").await?;
 /// println!("RabbitMQ {}", connection.capabilities().version);

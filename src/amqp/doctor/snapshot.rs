@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::broker::connection::Connection;
-use crate::broker::lanes::{self, Refusal};
+use crate::amqp::connection::Connection;
+use crate::amqp::lanes::{self, Refusal};
 #[cfg(feature = "management")]
-use crate::broker::management::Management;
-use crate::broker::operation::Operation;
+use crate::amqp::management::Management;
+use crate::amqp::operation::Operation;
 use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -12,9 +12,9 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 
 use super::{Group, moved_on};
-use crate::work::gate::{ALONE_FROM, Closure, Gate, Member};
-use crate::work::job::Kind;
-use crate::work::tier::{Held, Tier};
+use crate::worker::gate::{ALONE_FROM, Closure, Gate, Member};
+use crate::worker::job::Kind;
+use crate::worker::tier::{Held, Tier};
 
 /// What a group knows of the gate, and how far it is with emptying its hands.
 pub(super) struct Hands {

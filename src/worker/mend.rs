@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Workshop;
 use super::resubscribe::AFTER_A_LOSS;
 use crate::Error;
-use crate::broker::{Applied, Connection, apply};
+use crate::amqp::{Applied, Connection, apply};
 use crate::topology::plan::Plan;
 
 /// How long it may take: a slot waits for it.

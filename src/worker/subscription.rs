@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::acks::Acks;
 use super::resubscribe::Source;
 use crate::Error;
-use crate::broker::{Connection, Repairs};
+use crate::amqp::{Connection, Repairs};
 use crate::message::Repaired;
 
 /// How long it may take to begin to consume.

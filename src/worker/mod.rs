@@ -11,10 +11,8 @@
 
 mod acks;
 mod check;
-mod execute;
 mod gate;
 mod group;
-mod guard;
 mod identity;
 mod job;
 mod memory;
@@ -24,7 +22,6 @@ mod resubscribe;
 mod settle;
 mod subscription;
 mod tier;
-mod verdict;
 mod watchdog;
 mod worker;
 
@@ -34,12 +31,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-pub use execute::Executor;
 pub(crate) use gate::Gate;
-pub use verdict::Verdict;
 pub use worker::Worker;
 pub(crate) use worker::WorkerParts;
 
+use crate::execute::{Executor, Verdict};
 use crate::observe::Observers;
 use crate::publish::Publisher;
 use crate::secret::Secret;

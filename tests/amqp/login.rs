@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tierline::Error;
-use tierline::broker::Connection;
+use tierline::amqp::Connection;
 use tierline_testbed::vhost;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;

@@ -12,8 +12,8 @@ use tokio::time::sleep;
 use super::Workshop;
 use super::subscription::{NoSubscription, Subscription};
 use crate::Error;
+use crate::amqp::{Connection, apply};
 use crate::backoff::Backoff;
-use crate::broker::{Connection, apply};
 use crate::topology::plan::Plan;
 
 /// How long a queue is left alone that was perhaps deleted. While the deletion of a quorum queue is

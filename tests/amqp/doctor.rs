@@ -7,7 +7,7 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use serde_json::json;
-use tierline::broker::{Finding, Report, Severity, doctor, doctor_with};
+use tierline::amqp::{Finding, Report, Severity, doctor, doctor_with};
 use tierline_testbed::{Vhost, vhost};
 
 use crate::{apply, hotel, hotel_with, management, open, publish, stranger, until};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
-use crate::broker::difference::{Change, Difference, ObjectKind};
+use crate::amqp::difference::{Change, Difference, ObjectKind};
 use crate::topology::capabilities::Capabilities;
 use crate::topology::plan::{DestinationType, Plan};
 use crate::topology::{QueueType, Tier};
@@ -33,7 +33,7 @@ pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding
 }
 
 /// Everything that exists with other arguments than the plan's.
-pub(in crate::broker) fn differences(plan: &Plan, snapshot: &Snapshot) -> Vec<Difference> {
+pub(in crate::amqp) fn differences(plan: &Plan, snapshot: &Snapshot) -> Vec<Difference> {
     let durable = |file: bool, broker: bool| {
         Change::if_any("durable", Some(file.to_string()), Some(broker.to_string()))
     };

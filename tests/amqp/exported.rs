@@ -6,7 +6,7 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{Channel, ErrorKind};
 use tierline::Error;
-use tierline::broker::{Connection, Management, doctor_with};
+use tierline::amqp::{Connection, Management, doctor_with};
 use tierline::topology::export::Definitions;
 use tierline_testbed::Broker;
 

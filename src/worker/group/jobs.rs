@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Group;
-use crate::work::gate::Pass;
-use crate::work::job::{self, End, JobId, Kind, News};
-use crate::work::settle::Package;
-use crate::work::tier::Held;
+use crate::worker::gate::Pass;
+use crate::worker::job::{self, End, JobId, Kind, News};
+use crate::worker::settle::Package;
+use crate::worker::tier::Held;
 
 /// How long handlers may take to be dropped before their messages go back to the broker. One that does
 /// not yield cannot be dropped.

@@ -72,7 +72,7 @@ impl fmt::Display for Applied {
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
-/// use tierline::broker::{Connection, apply};
+/// use tierline::amqp::{Connection, apply};
 /// use tierline::topology::plan::Plan;
 ///
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;

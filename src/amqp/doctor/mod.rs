@@ -65,7 +65,7 @@ impl Report {
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
-/// use tierline::broker::{Connection, doctor};
+/// use tierline::amqp::{Connection, doctor};
 ///
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;
 /// let connection = Connection::open("amqp://localhost", "doctor").await?;

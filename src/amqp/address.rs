@@ -19,7 +19,7 @@ const HEARTBEAT: u16 = 10;
 /// It is shown without the credentials, in errors and by `{:?}` too.
 ///
 /// ```
-/// # use tierline::broker::Address;
+/// # use tierline::amqp::Address;
 /// let address: Address = "amqp://ada:secret@broker.example/hotel".parse()?;
 /// assert_eq!(address.to_string(), "amqp://broker.example:5672/hotel");
 /// assert_eq!((address.user(), address.virtual_host()), ("ada", "hotel"));

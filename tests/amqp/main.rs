@@ -9,7 +9,7 @@ mod login;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, ConnectionProperties};
-use tierline::broker::{Connection, Management};
+use tierline::amqp::{Connection, Management};
 use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 use tierline_testbed::{Vhost, management_url};
@@ -36,7 +36,7 @@ fn plan(connection: &Connection, topology: &Topology) -> Plan {
 }
 
 async fn apply(connection: &Connection, topology: &Topology) -> Result<(), Error> {
-    tierline::broker::apply(connection, &plan(connection, topology))
+    tierline::amqp::apply(connection, &plan(connection, topology))
         .await
         .map(|_| ())
 }

@@ -421,7 +421,7 @@ impl Builder {
                 observers,
                 version,
                 may_declare: on_connect == OnConnect::Apply,
-                gate: Arc::default(),
+                suspects: Arc::default(),
                 companion: None,
             },
         })

@@ -38,6 +38,8 @@ pub mod amqp;
 
 pub mod publish;
 
+mod source;
+
 pub mod execute;
 
 pub mod worker;

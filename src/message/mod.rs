@@ -1,6 +1,8 @@
 //! The envelope: what travels with a payload.
 
 mod death;
+mod identity;
+mod received;
 mod repaired;
 pub mod wire;
 
@@ -8,6 +10,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 pub use death::{DeadReason, Death, FailedAttempt, Failure, FailureKind};
+pub(crate) use identity::Key;
+pub(crate) use received::Received;
 pub(crate) use repaired::Repaired;
 
 use crate::task::{PublishRequest, TaskId};
@@ -97,6 +101,18 @@ impl Message {
             history: Vec::new(),
             redriven: None,
         }
+    }
+
+    /// This message with one more failed attempt in its history.
+    #[must_use]
+    pub(crate) fn failed(mut self, failure: &Failure) -> Self {
+        self.history.push(FailedAttempt {
+            attempt: self.attempt,
+            at: SystemTime::now(),
+            kind: failure.kind,
+            error: failure.to_string(),
+        });
+        self
     }
 
     /// The attempt after this one.

@@ -64,8 +64,8 @@ use crate::task::TaskId;
 pub(crate) use carry::repaired_before;
 use carry::{carried_on, sent_again};
 use dead::{MAX_IN_LIST, json_list, that_fit};
-use fields::{count, cut, insert, long};
-pub(crate) use fields::{integer, milliseconds, number, text, time};
+use fields::{count, cut, insert, long, time};
+pub(crate) use fields::{integer, milliseconds, text};
 
 /// The version of the format that this release writes, and the newest that it reads.
 pub const VERSION: i64 = 1;
@@ -199,6 +199,16 @@ impl Message {
         tier: &str,
         now: SystemTime,
     ) -> Result<Self, String> {
+        let message = Self::envelope(properties, tier, now)?;
+        Ok(Self { payload, ..message })
+    }
+
+    /// The same, without its payload.
+    pub(super) fn envelope(
+        properties: &BasicProperties,
+        tier: &str,
+        now: SystemTime,
+    ) -> Result<Self, String> {
         let empty = FieldTable::default();
         let headers = properties.headers().as_ref().unwrap_or(&empty).inner();
         let version = integer(headers.get("tierline-version")).unwrap_or(VERSION);
@@ -222,7 +232,7 @@ impl Message {
             id: id
                 .filter(|id| !id.is_empty())
                 .map_or_else(TaskId::random, TaskId::from),
-            payload,
+            payload: Vec::new(),
             attempt: u32::try_from(attempt.max(1)).unwrap_or(u32::MAX),
             tier: tier.to_owned(),
             priority: properties.priority().unwrap_or_default(),
@@ -247,6 +257,12 @@ impl Message {
                 }),
         })
     }
+}
+
+/// When the publisher says that it enqueued the message, if it does.
+pub(crate) fn stated_enqueued_at(properties: &BasicProperties) -> Option<SystemTime> {
+    let headers = properties.headers().as_ref()?.inner();
+    integer(headers.get("tierline-enqueued-at")).map(time)
 }
 
 #[derive(Serialize, Deserialize)]

@@ -110,7 +110,7 @@ impl Definitions {
 ///
 /// A publisher may publish to the tasks and into the delays. A worker may do that too (follow-ups
 /// and retries), publish dead letters of its own tiers, and consume its own tiers' queues, of any
-/// generation so that it can empty an old one; and all dead letters, to collect them.
+/// generation so that it can empty an old one; its group's quarantine; and all dead letters, to collect them.
 pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
     let names = topology.names();
     let publish = publishing_pattern(topology);
@@ -129,11 +129,13 @@ pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
     let tiers = any(topology.tiers().iter().map(|tier| tier.name.as_str()));
     let dead = format!(r"{}\.({tiers}\.dlq|unrouted)", escape(topology.app()));
     let workers = topology.groups().iter().map(|group| {
-        let queues = format!(r"{}\.{}", escape(topology.app()), any_tier(group));
+        let app = escape(topology.app());
+        let queues = format!(r"{app}\.{}", any_tier(group));
+        let quarantine = format!(r"{app}\.{}\.quarantine", escape(&group.name));
         permission(
             names.worker_user(&group.name),
             format!(r"^({publish}|{queues}\.dlx)$"),
-            format!(r"^({queues}(\.g[0-9]+)?|{dead})$"),
+            format!(r"^({queues}(\.g[0-9]+)?|{quarantine}|{dead})$"),
         )
     });
     std::iter::once(publisher).chain(workers).collect()

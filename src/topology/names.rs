@@ -59,6 +59,16 @@ impl<'a> Names<'a> {
         format!("{}.{tier}.dlq", self.app)
     }
 
+    /// `{app}.{group}.quarantine`: the queue for tasks of a group that may kill their worker.
+    pub fn quarantine(&self, group: &str) -> String {
+        format!("{}.{}", self.app, self.quarantine_key(group))
+    }
+
+    /// `{group}.quarantine`: the routing key that leads to it. No tier has a name with a dot.
+    pub(crate) fn quarantine_key(&self, group: &str) -> String {
+        format!("{group}.quarantine")
+    }
+
     /// `{app}.unrouted`: the exchange, and the queue, for what waited and then found no tier.
     pub fn unrouted(&self) -> String {
         format!("{}.unrouted", self.app)

@@ -180,6 +180,9 @@ impl Plan {
             check_priorities(tier, capabilities)?;
             plan.tier(&names, tier);
         }
+        for group in topology.groups() {
+            plan.quarantine(&names, &group.name);
+        }
         plan.unrouted(&names);
         plan.long_ladder(&names, topology.tiers());
         for tier in topology.tiers() {
@@ -219,6 +222,18 @@ impl Plan {
             DestinationType::Queue,
             "",
             [("x-match", text("all"))],
+        );
+    }
+
+    /// Where a group's tasks wait that may kill their worker. Workers take them one at a time.
+    fn quarantine(&mut self, names: &Names<'_>, group: &str) {
+        let queue = names.quarantine(group);
+        let overflow = ("x-overflow", text("reject-publish"));
+        self.last_resort(queue.clone(), QueueType::Quorum, [overflow]);
+        self.bind_queue(
+            &names.tasks_exchange(),
+            &queue,
+            &names.quarantine_key(group),
         );
     }
 

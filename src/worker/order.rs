@@ -1,21 +1,11 @@
 //! Which tier a free slot takes from. Pure: it sees what each tier has, and answers.
 
+use crate::source::Supply;
 use crate::topology;
-
-/// What a tier can give a free slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Supply {
-    /// A message is here.
-    Ready,
-    /// None is here, and the broker is believed to be about to send as many as this.
-    Coming(usize),
-    /// None is here, and none is known of.
-    Empty,
-}
 
 /// What is done with a free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Choice {
     /// It runs a message of this tier.
     Take(usize),
     /// It waits for this tier's next message, although a lower tier has one.
@@ -41,7 +31,7 @@ impl Order {
     }
 
     /// What to do with the next of `free` slots, given what the tiers have.
-    pub(super) fn next(&mut self, free: usize, supplies: &[Supply]) -> Turn {
+    pub(super) fn next(&mut self, free: usize, supplies: &[Supply]) -> Choice {
         match self {
             Self::Strict => strict(free, supplies),
             Self::Weighted(shares) => shares.next(supplies),
@@ -52,13 +42,13 @@ impl Order {
 /// The first tier that has something. What is about to come for a tier keeps as many slots free from
 /// the tiers below it: after an acknowledgement the next message is a round trip away, and whoever
 /// takes the slot in that moment serves the lower tier while the higher one has a backlog.
-fn strict(free: usize, supplies: &[Supply]) -> Turn {
+fn strict(free: usize, supplies: &[Supply]) -> Choice {
     let mut kept = 0;
     let mut kept_for = None;
     for (tier, supply) in supplies.iter().enumerate() {
         match supply {
-            Supply::Ready if kept < free => return Turn::Take(tier),
-            Supply::Ready => return kept_for.map_or(Turn::Idle, Turn::Hold),
+            Supply::Ready if kept < free => return Choice::Take(tier),
+            Supply::Ready => return kept_for.map_or(Choice::Idle, Choice::Hold),
             Supply::Coming(number) => {
                 kept += number;
                 kept_for = kept_for.or(Some(tier));
@@ -66,7 +56,7 @@ fn strict(free: usize, supplies: &[Supply]) -> Turn {
             Supply::Empty => {}
         }
     }
-    Turn::Idle
+    Choice::Idle
 }
 
 /// Smooth weighted round-robin: every tier with work earns its weight, the richest has its turn and
@@ -87,7 +77,7 @@ impl Shares {
         }
     }
 
-    fn next(&mut self, supplies: &[Supply]) -> Turn {
+    fn next(&mut self, supplies: &[Supply]) -> Choice {
         let mut earned = 0.0;
         let mut richest = None;
         for (tier, supply) in supplies.iter().enumerate() {
@@ -106,10 +96,10 @@ impl Shares {
             }
         }
         let Some(richest) = richest else {
-            return Turn::Idle;
+            return Choice::Idle;
         };
         self.credits[richest] -= earned;
-        Turn::Take(richest)
+        Choice::Take(richest)
     }
 }
 
@@ -127,17 +117,17 @@ mod tests {
     #[test]
     fn strict_takes_from_the_first_tier_that_has_something() {
         let table = [
-            (1, vec![Ready, Ready], Turn::Take(0)),
-            (1, vec![Empty, Ready], Turn::Take(1)),
-            (1, vec![Empty, Empty], Turn::Idle),
+            (1, vec![Ready, Ready], Choice::Take(0)),
+            (1, vec![Empty, Ready], Choice::Take(1)),
+            (1, vec![Empty, Empty], Choice::Idle),
             // A message is under way for the higher tier, and there is one slot.
-            (1, vec![Coming(1), Ready], Turn::Hold(0)),
+            (1, vec![Coming(1), Ready], Choice::Hold(0)),
             // There is a slot more than it will need.
-            (2, vec![Coming(1), Ready], Turn::Take(1)),
-            (2, vec![Coming(1), Coming(1), Ready], Turn::Hold(0)),
+            (2, vec![Coming(1), Ready], Choice::Take(1)),
+            (2, vec![Coming(1), Coming(1), Ready], Choice::Hold(0)),
             // Nobody waits below, so there is nothing to hold back.
-            (1, vec![Coming(3), Empty], Turn::Idle),
-            (1, vec![Ready, Coming(5), Ready], Turn::Take(0)),
+            (1, vec![Coming(3), Empty], Choice::Idle),
+            (1, vec![Ready, Coming(5), Ready], Choice::Take(0)),
         ];
         for (free, supplies, turn) in table {
             let mut order = Order::new(topology::Order::Strict, std::iter::empty());
@@ -151,7 +141,7 @@ mod tests {
         let mut order = weighted(&weights);
         let mut turns = [0.0; 5];
         for _ in 0..1550 {
-            if let Turn::Take(tier) = order.next(1, &[Ready; 5]) {
+            if let Choice::Take(tier) = order.next(1, &[Ready; 5]) {
                 turns[tier] += 1.0;
             }
         }
@@ -164,10 +154,10 @@ mod tests {
     fn a_tier_that_was_idle_has_saved_nothing_up() {
         let mut order = weighted(&[3.0, 1.0]);
         for _ in 0..1000 {
-            assert_eq!(order.next(1, &[Empty, Ready]), Turn::Take(1));
+            assert_eq!(order.next(1, &[Empty, Ready]), Choice::Take(1));
         }
         let next: Vec<_> = (0..4).map(|_| order.next(1, &[Ready, Ready])).collect();
-        let first = next.iter().filter(|turn| **turn == Turn::Take(0)).count();
+        let first = next.iter().filter(|turn| **turn == Choice::Take(0)).count();
         assert_eq!(first, 3, "{next:?}");
     }
 
@@ -187,7 +177,7 @@ mod tests {
                     })
                     .collect();
                 match order.next(1, &supplies) {
-                    Turn::Take(tier) => prop_assert_eq!(supplies[tier], Ready),
+                    Choice::Take(tier) => prop_assert_eq!(supplies[tier], Ready),
                     _ => prop_assert!(!supplies.contains(&Ready)),
                 }
             }

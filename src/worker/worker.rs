@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::{Future, pending};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -16,15 +15,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::check::check;
-use super::gate::{ALONE_FROM, Gate};
 use super::group::Group;
 use super::watchdog::Watchdog;
-use super::{Executor, Phase, Workshop};
+use super::{Phase, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
+use crate::execute::Executor;
 use crate::observe::Observers;
 use crate::publish::Publisher;
 use crate::secret::Secret;
+use crate::source::amqp::ConsumerSettings;
+use crate::source::{QUARANTINE_FROM, Suspects};
 use crate::task::{Cancellation, Data, Registry};
 use crate::topology::{self, Topology};
 
@@ -36,10 +37,8 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 const WIND_DOWN: Duration = Duration::from_millis(500);
 /// How long dropped tasks may take to be given back.
 const GIVE_BACK: Duration = Duration::from_millis(900);
-/// How often a worker may die while a task runs alone in it, unless it is said otherwise.
-const DEFAULT_CRASH_BUDGET: u32 = 2;
-/// How long the successor of a message may take to be confirmed.
-const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+/// How often a worker may die while it runs a task from quarantine, unless the app says otherwise.
+const DEFAULT_CRASH_BUDGET: u32 = 3;
 
 /// A worker that is about to begin; see [`Tierline::work`](crate::Tierline::work).
 #[must_use = "a worker begins with `.until(shutdown).await`"]
@@ -63,7 +62,7 @@ pub(crate) struct WorkerParts {
     pub(crate) observers: Observers,
     pub(crate) version: String,
     pub(crate) may_declare: bool,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) suspects: Arc<Suspects>,
     pub(crate) companion: Option<Companion>,
 }
 
@@ -101,9 +100,9 @@ impl Worker {
         self
     }
 
-    /// How often a worker may die while a task runs alone in it, before the task is a dead letter
-    /// (`crash loop`). A task runs alone after two workers died with it in their hands. At least 1;
-    /// default 2.
+    /// How often a worker may die while it runs a task from quarantine, before the task is a dead letter
+    /// (`crash loop`). A task runs from quarantine after two workers died while they held it. At least 1;
+    /// default 3.
     pub fn crash_budget(self, crash_budget: u32) -> Self {
         Self {
             crash_budget: crash_budget.max(1),
@@ -146,27 +145,27 @@ impl Worker {
         let watchdog = Watchdog::start().map_err(|cause| Error::NoWatchdog { cause })?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
-        let shop = Arc::new(Workshop {
+        let shared = Arc::new(Shared {
             executor: Executor::new(registry, parts.data, publisher)
                 .shutdown_signal(shutting_down.clone()),
-            publisher: parts.publisher,
-            urls: parts.urls,
-            connection_name: parts.connection_name,
-            observers: parts.observers,
-            worker: worker_name(),
-            version: parts.version,
-            may_declare: parts.may_declare,
-            mended: Default::default(),
-            settle_limit: SETTLE_LIMIT,
-            condemned_at: ALONE_FROM + crash_budget,
-            gate: parts.gate,
             watchdog,
             cancelled: Cancellation::new(),
             dropped: CancellationToken::new(),
-            is_abandoned: AtomicBool::new(false),
-            topology: parts.topology.clone(),
+            settings: Arc::new(ConsumerSettings {
+                topology: parts.topology.clone(),
+                urls: parts.urls,
+                connection_name: parts.connection_name,
+                publisher: parts.publisher,
+                observers: parts.observers,
+                worker: worker_name(),
+                version: parts.version,
+                may_declare: parts.may_declare,
+                dead_at_crashes: QUARANTINE_FROM + crash_budget,
+                suspects: parts.suspects,
+                redeclared: Default::default(),
+            }),
         });
-        let mut pools = Pools::begin(&shop, &parts.topology, &groups);
+        let mut pools = Pools::begin(&shared, &parts.topology, &groups);
         let companion = parts.companion.map(|begin| pools.accompany(&*begin));
         shutdown.await;
         shutting_down.cancel();
@@ -176,7 +175,7 @@ impl Worker {
                 None => pending().await,
             }
         };
-        pools.end(&shop, grace, hurry).await;
+        pools.end(&shared, grace, hurry).await;
         if let Some(companion) = companion {
             let _ = timeout(WIND_DOWN, companion).await;
         }
@@ -223,31 +222,28 @@ impl Worker {
 struct Pools {
     groups: JoinSet<()>,
     phase: watch::Sender<Phase>,
-    shop: Arc<Workshop>,
+    shared: Arc<Shared>,
 }
 
 impl Drop for Pools {
     fn drop(&mut self) {
         self.groups.abort_all();
-        // The groups and their handlers are dropped in tasks of their own, after this. A handler that is
-        // woken before must not have its message retried.
-        self.shop.is_abandoned.store(true, Ordering::Release);
         // Handlers that cannot be dropped learn at least that nobody waits for them.
-        self.shop.cancelled.cancel();
+        self.shared.cancelled.cancel();
     }
 }
 
 impl Pools {
-    fn begin(shop: &Arc<Workshop>, topology: &Topology, names: &[String]) -> Self {
+    fn begin(shared: &Arc<Shared>, topology: &Topology, names: &[String]) -> Self {
         let (phase, _) = watch::channel(Phase::Work);
         let mut pools = Self {
             groups: JoinSet::new(),
             phase,
-            shop: shop.clone(),
+            shared: shared.clone(),
         };
         for group in names.iter().filter_map(|name| topology.group(name)) {
-            let (shop, phase) = (shop.clone(), pools.phase.subscribe());
-            pools.groups.spawn(serve(shop, group.clone(), phase));
+            let (shared, phase) = (shared.clone(), pools.phase.subscribe());
+            pools.groups.spawn(serve(shared, group.clone(), phase));
         }
         pools
     }
@@ -264,7 +260,7 @@ impl Pools {
         AbortOnDropHandle::new(tokio::spawn(begin(Box::pin(told))))
     }
 
-    async fn end(&mut self, shop: &Workshop, grace: Duration, hurry: impl Future<Output = ()>) {
+    async fn end(&mut self, shared: &Shared, grace: Duration, hurry: impl Future<Output = ()>) {
         tracing::info!("shutting down");
         self.enter(Phase::Drain);
         let is_over = tokio::select! {
@@ -275,11 +271,11 @@ impl Pools {
         if is_over {
             return;
         }
-        shop.cancelled.cancel();
+        shared.cancelled.cancel();
         if timeout(WIND_DOWN, self.ended()).await.is_ok() {
             return;
         }
-        shop.dropped.cancel();
+        shared.dropped.cancel();
         if timeout(GIVE_BACK, self.ended()).await.is_ok() {
             return;
         }
@@ -302,11 +298,11 @@ impl Pools {
 
 /// Serves a group until the shutdown is over. Should it fail, which only a mistake of ours could
 /// cause, it begins anew: the broker takes back what it had in hand.
-async fn serve(shop: Arc<Workshop>, group: topology::Group, phase: watch::Receiver<Phase>) {
+async fn serve(shared: Arc<Shared>, group: topology::Group, phase: watch::Receiver<Phase>) {
     let mut backoff = Backoff::new();
     loop {
         let begin = Instant::now();
-        let serving = Group::new(shop.clone(), &group, phase.clone()).run();
+        let serving = Group::new(shared.clone(), &group, phase.clone()).run();
         match AssertUnwindSafe(serving).catch_unwind().await {
             Ok(()) => return,
             Err(_) => tracing::error!(group = group.name, "a group failed, it begins anew"),

@@ -374,7 +374,9 @@ impl House {
     async fn until_depth(&self, depth: usize) {
         let waiting =
             async { while self.vhost.depth("house.normal").await.unwrap() as usize != depth {} };
-        tokio::time::timeout(PATIENCE, waiting).await.unwrap();
+        let waited = tokio::time::timeout(PATIENCE, waiting).await;
+        let found = self.vhost.depth("house.normal").await;
+        assert!(waited.is_ok(), "{found:?} messages wait, not {depth}");
     }
 
     async fn dead_letters(&self) -> u64 {

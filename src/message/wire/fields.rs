@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 /// The bytes that a value takes in a frame, its type included.
@@ -48,11 +47,6 @@ pub(super) fn insert(headers: &mut FieldTable, name: &str, value: AMQPValue) {
     headers.insert(name.into(), value);
 }
 
-/// The header of this name, where it is a number.
-pub(crate) fn number(properties: &BasicProperties, name: &str) -> Option<i64> {
-    integer(properties.headers().as_ref()?.inner().get(name))
-}
-
 /// A number of any width: clients of other languages choose for themselves.
 pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
@@ -80,7 +74,7 @@ pub(crate) fn milliseconds(time: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(crate) fn time(milliseconds: i64) -> SystemTime {
+pub(super) fn time(milliseconds: i64) -> SystemTime {
     let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
 use lapin::message::Delivery;
 use lapin::options::{
@@ -19,7 +20,7 @@ use lapin::{Channel, Consumer, ErrorKind};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::acks::Acks;
-use super::resubscribe::Source;
+use super::subscribe::QueueToConsume;
 use crate::Error;
 use crate::amqp::{Connection, Repairs};
 use crate::message::Repaired;
@@ -35,6 +36,7 @@ pub(super) struct Subscription {
     queue: String,
     acks: Acks,
     repairs: Repairs,
+    connection: Weak<Connection>,
     /// The connection of a tier that has one of its own.
     own: Option<Arc<Connection>>,
     /// Whether no more deliveries are wanted.
@@ -53,11 +55,11 @@ pub(super) enum NoSubscription {
 }
 
 /// A question to the broker about a queue. Without an answer the queue is gone, or the channel.
-pub(super) type Question = Pin<Box<dyn Future<Output = Option<Answer>> + Send>>;
+pub(super) type QueueStateFuture = Pin<Box<dyn Future<Output = Option<QueueState>> + Send>>;
 
 /// What the broker says of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct QueueState {
     /// How many messages wait in it.
     pub(super) ready: u32,
     /// How many consumers it has.
@@ -68,11 +70,11 @@ impl Subscription {
     /// Begins to consume, with at most as many messages in hand as the source's window is wide. `own` is
     /// the connection, where no other tier uses it.
     pub(super) async fn begin(
-        connection: &Connection,
+        connection: &Arc<Connection>,
         own: Option<Arc<Connection>>,
-        source: Source,
+        target: QueueToConsume,
     ) -> Result<Self, NoSubscription> {
-        let Source { queue, window, tag } = source;
+        let QueueToConsume { queue, window, tag } = target;
         let deadline = Instant::now() + LIMIT;
         let channel = connection.channel(deadline).await;
         let channel = channel.map_err(NoSubscription::Failed)?;
@@ -97,6 +99,7 @@ impl Subscription {
                 queue,
                 acks: Acks::default(),
                 repairs: connection.repairs().clone(),
+                connection: Arc::downgrade(connection),
                 own,
                 is_cancelled: false,
             }),
@@ -133,6 +136,20 @@ impl Subscription {
             }
             Poll::Pending => Poll::Pending,
         }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.is_cancelled
+    }
+
+    /// Whether it has a connection of its own.
+    pub(super) fn is_apart(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Whether the connection under it is open.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.upgrade().is_some_and(|it| it.is_open())
     }
 
     /// How many messages the broker takes to be in hand.
@@ -178,19 +195,20 @@ impl Subscription {
         let _ = self.channel.basic_nack(tag, options).now_or_never();
     }
 
-    /// Asks for no more deliveries. Some may be under way.
-    pub(super) fn cancel(&mut self) {
+    /// Asks for no more deliveries. When the future completes, all that the broker has sent are here: lapin
+    /// drops those that arrive after a cancel that does not wait for its answer.
+    pub(super) fn cancel(&mut self) -> BoxFuture<'static, ()> {
         self.is_cancelled = true;
-        let options = BasicCancelOptions { nowait: true };
-        let _ = self
-            .channel
-            .basic_cancel(self.consumer.tag(), options)
-            .now_or_never();
+        let (channel, tag) = (self.channel.clone(), self.consumer.tag());
+        Box::pin(async move {
+            let options = BasicCancelOptions { nowait: false };
+            let _ = timeout(LIMIT, channel.basic_cancel(tag, options)).await;
+        })
     }
 
     /// Asks what the queue is like. The broker answers on the same channel, after all that it
     /// has sent there before.
-    pub(super) fn ask(&self) -> Question {
+    pub(super) fn queue_state(&self) -> QueueStateFuture {
         let (channel, queue) = (self.channel.clone(), self.queue.as_str().into());
         Box::pin(async move {
             let options = QueueDeclareOptions {
@@ -199,7 +217,7 @@ impl Subscription {
             };
             let declared = channel.queue_declare(queue, options, FieldTable::default());
             let declared = timeout(LIMIT, declared).await.ok()?.ok()?;
-            Some(Answer {
+            Some(QueueState {
                 ready: declared.message_count(),
                 consumers: declared.consumer_count(),
             })

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::Workshop;
+use super::ConsumerSettings;
 use super::subscription::{NoSubscription, Subscription};
 use crate::Error;
 use crate::amqp::{Connection, apply};
@@ -27,12 +27,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// A subscription in the making.
-pub(super) struct Resubscribing {
-    future: Pin<Box<dyn Future<Output = Option<Resubscribed>> + Send>>,
+pub(super) struct Subscribing {
+    future: Pin<Box<dyn Future<Output = Option<Subscribed>> + Send>>,
     has_failed: Arc<AtomicBool>,
 }
 
-pub(super) struct Resubscribed {
+pub(super) struct Subscribed {
     pub(super) subscription: Subscription,
     /// Whether the queue was gone.
     pub(super) was_declared: bool,
@@ -40,7 +40,7 @@ pub(super) struct Resubscribed {
 
 /// What to consume from, and how.
 #[derive(Clone)]
-pub(super) struct Source {
+pub(super) struct QueueToConsume {
     pub(super) queue: String,
     pub(super) window: u16,
     pub(super) tag: String,
@@ -63,18 +63,23 @@ pub(super) struct Addresses {
     pub(super) next_url: usize,
 }
 
-impl Resubscribing {
+impl Subscribing {
     /// A subscription that is begun after a while.
-    pub(super) fn new(shop: &Arc<Workshop>, source: Source, place: Place, after: Duration) -> Self {
-        let shop = shop.clone();
+    pub(super) fn new(
+        settings: &Arc<ConsumerSettings>,
+        target: QueueToConsume,
+        place: Place,
+        after: Duration,
+    ) -> Self {
+        let settings = settings.clone();
         let has_failed = Arc::new(AtomicBool::new(false));
         let failed = has_failed.clone();
         let future = Box::pin(async move {
             sleep(after).await;
-            let mut making = Making::new(shop, source, place);
+            let mut making = Making::new(settings, target, place);
             loop {
                 match making.attempt().await {
-                    Ok(resubscribed) => return Some(resubscribed),
+                    Ok(subscribed) => return Some(subscribed),
                     Err(Failed::Again(pause)) => {
                         failed.store(true, Ordering::Relaxed);
                         sleep(pause).await;
@@ -87,7 +92,7 @@ impl Resubscribing {
     }
 
     /// The subscription; `None` where the connection of the group is gone.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Resubscribed>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Subscribed>> {
         self.future.as_mut().poll(cx)
     }
 
@@ -99,8 +104,8 @@ impl Resubscribing {
 
 /// The attempts to subscribe.
 struct Making {
-    shop: Arc<Workshop>,
-    source: Source,
+    settings: Arc<ConsumerSettings>,
+    target: QueueToConsume,
     /// The connection of the group, where that is used.
     shared: Option<Arc<Connection>>,
     addresses: Addresses,
@@ -123,14 +128,14 @@ enum Failed {
 }
 
 impl Making {
-    fn new(shop: Arc<Workshop>, source: Source, place: Place) -> Self {
+    fn new(settings: Arc<ConsumerSettings>, target: QueueToConsume, place: Place) -> Self {
         let (shared, addresses) = match place {
             Place::Shared(connection, addresses) => (Some(connection), addresses),
             Place::Apart(addresses) => (None, addresses),
         };
         Self {
-            shop,
-            source,
+            settings,
+            target,
             shared,
             addresses,
             own: None,
@@ -141,32 +146,32 @@ impl Making {
         }
     }
 
-    async fn attempt(&mut self) -> Result<Resubscribed, Failed> {
+    async fn attempt(&mut self) -> Result<Subscribed, Failed> {
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => {
-                tracing::warn!(%error, queue = self.source.queue, "cannot connect for a queue alone");
+                tracing::warn!(%error, queue = self.target.queue, "cannot connect for a queue alone");
                 return Err(Failed::Again(self.next_pause()));
             }
         };
-        let queue = self.source.queue.clone();
+        let queue = self.target.queue.clone();
         loop {
             let own = self.own.clone();
-            let begin = Subscription::begin(&connection, own, self.source.clone());
+            let begin = Subscription::begin(&connection, own, self.target.clone());
             match begin.await {
                 Ok(subscription) => {
                     if self.is_doubtful {
-                        declare(&self.shop, &connection, &queue).await;
+                        declare(&self.settings, &connection, &queue).await;
                     }
-                    return Ok(Resubscribed {
+                    return Ok(Subscribed {
                         subscription,
                         was_declared: self.was_declared,
                     });
                 }
-                Err(NoSubscription::NoQueue) if self.shop.may_declare => {
+                Err(NoSubscription::NoQueue) if self.settings.may_declare => {
                     // A queue that is gone each time it was declared is not declared in a row.
                     let is_first = !self.was_declared;
-                    self.was_declared = declare(&self.shop, &connection, &queue).await;
+                    self.was_declared = declare(&self.settings, &connection, &queue).await;
                     self.is_doubtful = !self.was_declared;
                     if self.was_declared && is_first {
                         continue;
@@ -197,7 +202,7 @@ impl Making {
             return Ok(connection.clone());
         }
         let Addresses { name, next_url } = &mut self.addresses;
-        let url = &self.shop.urls[*next_url % self.shop.urls.len()];
+        let url = &self.settings.urls[*next_url % self.settings.urls.len()];
         *next_url += 1;
         let connection = Arc::new(Connection::open(url.expose(), name).await?);
         self.own = Some(connection.clone());
@@ -221,9 +226,9 @@ impl Making {
 }
 
 /// Declares the queue again; all else too, if that is gone as well.
-async fn declare(shop: &Workshop, connection: &Connection, queue: &str) -> bool {
+async fn declare(settings: &ConsumerSettings, connection: &Connection, queue: &str) -> bool {
     let declared = async {
-        let whole = Plan::new(&shop.topology, connection.capabilities())?;
+        let whole = Plan::new(&settings.topology, connection.capabilities())?;
         let mut plan = whole.clone();
         plan.exchanges.clear();
         plan.retired.clear();

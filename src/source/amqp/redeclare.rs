@@ -1,34 +1,33 @@
-//! Declares again what the map names and the broker has lost: a dead-letter queue, say, that somebody
-//! deleted to empty it. A tier's own queue is mended where it is consumed from, in `resubscribe`.
+//! Declares what the map names and the broker has lost: a dead-letter queue, for example, that somebody
+//! deleted to empty it. A tier's own queue is declared again where it is consumed from, in `subscribe`.
 
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Workshop;
-use super::resubscribe::AFTER_A_LOSS;
+use super::ConsumerSettings;
+use super::subscribe::AFTER_A_LOSS;
 use crate::Error;
 use crate::amqp::{Applied, Connection, apply};
 use crate::topology::plan::Plan;
 
 /// How long it may take: a slot waits for it.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How often it is tried at most. What a node that is down has, no declaration brings back.
+/// How often it is tried at most. No declaration brings back what is on a node that is down.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// When it was done last.
+/// When everything was last declared again.
 #[derive(Debug, Default)]
-pub(super) struct Mended(Mutex<Option<Instant>>);
+pub(crate) struct Redeclared(Mutex<Option<Instant>>);
 
-impl Workshop {
-    /// No queue takes what follows on a message: declares everything again, unless that is done by
-    /// another job or was done lately.
-    pub(super) async fn mend(&self) {
+impl ConsumerSettings {
+    /// Declares everything again because a queue is missing, unless another job does so or did so lately.
+    pub(super) async fn redeclare(&self) {
         if !self.may_declare {
             return;
         }
-        let Ok(mut last) = self.mended.0.try_lock() else {
+        let Ok(mut last) = self.redeclared.0.try_lock() else {
             return;
         };
         if last.is_some_and(|last| last.elapsed() < EVERY) {
@@ -36,11 +35,13 @@ impl Workshop {
         }
         *last = Some(Instant::now());
         match timeout(LIMIT, self.declare_all()).await {
-            Ok(Ok(applied)) => tracing::warn!(%applied, "a queue was gone, all are declared again"),
-            Ok(Err(error)) => {
-                tracing::error!(%error, "a queue is gone, and cannot be declared again")
+            Ok(Ok(applied)) => {
+                tracing::warn!(%applied, "a queue was missing, all are declared again")
             }
-            Err(_) => tracing::error!("a queue is gone, and declaring it again takes too long"),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "a queue is missing, and cannot be declared again")
+            }
+            Err(_) => tracing::error!("a queue is missing, and declaring it again takes too long"),
         }
     }
 

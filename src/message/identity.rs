@@ -12,7 +12,7 @@ use lapin::types::{AMQPValue, ShortString};
 /// properties, such as the priority and the content type, are left out. A retry or a copy with another
 /// crash count is another message, because tierline counts both in headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key(u64);
+pub(crate) struct Key(u64);
 
 /// One for the process, and not predictable: nobody can make two messages that share a number.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);

@@ -13,9 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::identity::Key;
-use super::settle::Package;
-use crate::message::wire;
+use crate::message::{Key, Received};
 
 /// How many deliveries in a row may come again because workers died, in windows of the tier. A
 /// longer row is a broker that was restarted.
@@ -36,17 +34,17 @@ const ENDED_WITHOUT_ID_FOR: Duration = Duration::from_secs(5);
 
 /// Why a delivery is here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum RedeliveryCause {
     /// It runs.
-    Innocent,
+    Explained,
     /// It was run to its end by this process, and the broker was not told in time.
     Done,
     /// Its worker died, perhaps because of it.
-    Suspect,
+    Unexplained,
 }
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct RedeliveryHistory {
     /// The most messages that one process holds of this tier.
     window: usize,
     /// Given back by this process, or lost with a channel of its own, and to be run.
@@ -62,7 +60,7 @@ pub(super) struct Memory {
     redelivered_in_a_row: usize,
 }
 
-impl Memory {
+impl RedeliveryHistory {
     pub(super) fn new(window: usize) -> Self {
         Self {
             window,
@@ -76,34 +74,32 @@ impl Memory {
     }
 
     /// A delivery came for the first time.
-    pub(super) fn first_delivery(&mut self) -> Judgement {
+    pub(super) fn first_delivery(&mut self) -> RedeliveryCause {
         self.redelivered_in_a_row = 0;
-        Judgement::Innocent
+        RedeliveryCause::Explained
     }
 
     /// Why a delivery came again that no job of this process works on.
-    pub(super) fn judge(&mut self, package: &Package) -> Judgement {
+    pub(super) fn cause_of(&mut self, received: &Received) -> RedeliveryCause {
         self.redelivered_in_a_row += 1;
         self.done.forget_older_than(ENDED_FOR);
         self.forget_old_without_id();
         // Of equal messages those come first that must run: the others may never come.
-        let was_returned = match package.has_id() {
-            true => self.returned.take(package),
+        let was_returned = match received.has_id() {
+            true => self.returned.take(received),
             false => self.without_id.pop_front().is_some(),
         };
-        if !was_returned && self.done.take(package) {
-            return Judgement::Done;
+        if !was_returned && self.done.take(received) {
+            return RedeliveryCause::Done;
         }
         let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
-        let enqueued_at = wire::number(&package.properties, "tierline-enqueued-at");
-        let enqueued_at = enqueued_at.map(wire::time);
         let is_explained = self
             .lost_at
-            .zip(enqueued_at)
+            .zip(received.stated_enqueued_at)
             .is_some_and(|(lost_at, enqueued_at)| enqueued_at <= lost_at);
         match was_returned || is_mass || is_explained {
-            true => Judgement::Innocent,
-            false => Judgement::Suspect,
+            true => RedeliveryCause::Explained,
+            false => RedeliveryCause::Unexplained,
         }
     }
 
@@ -194,8 +190,8 @@ impl Notes {
 
     /// Takes one note of a message; whether there was one. Where nothing is noted, its payload is not
     /// read.
-    fn take(&mut self, package: &Package) -> bool {
-        !self.counts.is_empty() && package.key().is_some_and(|key| self.take_key(key))
+    fn take(&mut self, received: &Received) -> bool {
+        !self.counts.is_empty() && received.key().is_some_and(|key| self.take_key(key))
     }
 
     fn take_key(&mut self, key: Key) -> bool {
@@ -243,13 +239,16 @@ mod tests {
     use crate::message::Message;
     use crate::task::PublishRequest;
 
-    fn delivery(id: u32, enqueued_at: u64) -> Package {
+    fn delivery(id: u32, enqueued_at: u64) -> Received {
         let mut request = PublishRequest::named("greet", b"{}".to_vec());
         request.id = Some(format!("task-{id}").as_str().into());
         let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
         let message = Message::first(request, "normal", 5, at);
-        let properties = message.properties("hotel");
-        Package::new("normal".to_owned(), properties, message.payload)
+        received(message.properties("hotel"), message.payload)
+    }
+
+    fn received(properties: BasicProperties, payload: Vec<u8>) -> Received {
+        Received::new(properties, payload, None, "normal", UNIX_EPOCH)
     }
 
     fn key(id: u32) -> Option<Key> {
@@ -257,154 +256,157 @@ mod tests {
     }
 
     /// Why the task of this number comes again.
-    fn again(memory: &mut Memory, id: u32) -> Judgement {
-        memory.judge(&delivery(id, 50))
+    fn again(history: &mut RedeliveryHistory, id: u32) -> RedeliveryCause {
+        history.cause_of(&delivery(id, 50))
     }
 
     /// Why a message comes again that has no id, and no header that says when it was enqueued.
-    fn again_without_id(memory: &mut Memory) -> Judgement {
+    fn again_without_id(history: &mut RedeliveryHistory) -> RedeliveryCause {
         let properties = BasicProperties::default();
-        memory.judge(&Package::new("normal".to_owned(), properties, Vec::new()))
+        history.cause_of(&received(properties, Vec::new()))
     }
 
     #[tokio::test]
     async fn what_comes_again_with_no_reason_known_is_a_suspect() {
-        let mut memory = Memory::new(8);
-        memory.first_delivery();
-        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
-        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+        let mut history = RedeliveryHistory::new(8);
+        history.first_delivery();
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Unexplained);
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test]
     async fn what_this_process_gave_back_is_innocent_as_often_as_it_was_given_back() {
-        let mut memory = Memory::new(8);
-        memory.returned(key(1));
-        memory.returned(key(1));
-        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
-        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
-        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
+        let mut history = RedeliveryHistory::new(8);
+        history.returned(key(1));
+        history.returned(key(1));
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Explained);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Explained);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test]
     async fn after_a_lost_channel_what_is_done_is_not_run_and_what_waited_is() {
-        let mut memory = Memory::new(8);
-        memory.ended(key(1));
-        memory.lost(UNIX_EPOCH, [key(3)].into_iter(), 0);
-        memory.ended_unacknowledged(key(2));
-        memory.subscribed();
-        assert_eq!(again(&mut memory, 1), Judgement::Done);
-        assert_eq!(again(&mut memory, 2), Judgement::Done);
-        assert_eq!(again(&mut memory, 3), Judgement::Innocent);
+        let mut history = RedeliveryHistory::new(8);
+        history.ended(key(1));
+        history.lost(UNIX_EPOCH, [key(3)].into_iter(), 0);
+        history.ended_unacknowledged(key(2));
+        history.subscribed();
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Done);
+        assert_eq!(again(&mut history, 2), RedeliveryCause::Done);
+        assert_eq!(again(&mut history, 3), RedeliveryCause::Explained);
     }
 
     #[tokio::test]
     async fn of_equal_messages_each_that_is_done_explains_one_and_those_that_waited_come_first() {
-        let mut memory = Memory::new(8);
-        memory.ended(key(1));
-        memory.ended(key(1));
-        memory.lost(UNIX_EPOCH, [key(1)].into_iter(), 0);
-        memory.subscribed();
+        let mut history = RedeliveryHistory::new(8);
+        history.ended(key(1));
+        history.ended(key(1));
+        history.lost(UNIX_EPOCH, [key(1)].into_iter(), 0);
+        history.subscribed();
         // One of the three was never run. It may be the only one that comes.
-        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
-        assert_eq!(again(&mut memory, 1), Judgement::Done);
-        assert_eq!(again(&mut memory, 1), Judgement::Done);
-        assert_eq!(again(&mut memory, 1), Judgement::Suspect);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Explained);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Done);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Done);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test]
     async fn a_message_without_an_id_is_never_taken_for_done_and_as_many_as_were_lost_are_innocent()
     {
-        let mut memory = Memory::new(8);
-        memory.ended(None);
-        memory.lost(UNIX_EPOCH, [None, key(1), None].into_iter(), 1);
-        memory.ended_unacknowledged(None);
-        memory.subscribed();
+        let mut history = RedeliveryHistory::new(8);
+        history.ended(None);
+        history.lost(UNIX_EPOCH, [None, key(1), None].into_iter(), 1);
+        history.ended_unacknowledged(None);
+        history.subscribed();
         for _ in 0..4 {
-            assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
+            assert_eq!(again_without_id(&mut history), RedeliveryCause::Explained);
         }
-        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_equal_message_that_comes_long_after_the_loss_is_not_taken_for_done() {
-        let mut memory = Memory::new(8);
-        memory.ended(key(1));
-        memory.lost(UNIX_EPOCH, empty(), 0);
+        let mut history = RedeliveryHistory::new(8);
+        history.ended(key(1));
+        history.lost(UNIX_EPOCH, empty(), 0);
         tokio::time::advance(ENDED_FOR * 10).await;
         // The broker was away for that long.
-        memory.subscribed();
-        assert_eq!(again(&mut memory, 1), Judgement::Done);
+        history.subscribed();
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Done);
 
-        memory.ended(key(2));
-        memory.lost(UNIX_EPOCH, empty(), 0);
-        memory.subscribed();
+        history.ended(key(2));
+        history.lost(UNIX_EPOCH, empty(), 0);
+        history.subscribed();
         tokio::time::advance(ENDED_FOR * 2).await;
-        assert_eq!(again(&mut memory, 2), Judgement::Suspect);
+        assert_eq!(again(&mut history, 2), RedeliveryCause::Unexplained);
 
-        memory.ended(key(3));
+        history.ended(key(3));
         tokio::time::advance(ENDED_FOR * 2).await;
-        memory.lost(UNIX_EPOCH, empty(), 0);
-        memory.subscribed();
-        assert_eq!(again(&mut memory, 3), Judgement::Suspect);
+        history.lost(UNIX_EPOCH, empty(), 0);
+        history.subscribed();
+        assert_eq!(again(&mut history, 3), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_message_without_an_id_that_comes_long_after_the_loss_is_a_suspect() {
-        let mut memory = Memory::new(8);
-        memory.lost(UNIX_EPOCH, [None, None].into_iter(), 1);
+        let mut history = RedeliveryHistory::new(8);
+        history.lost(UNIX_EPOCH, [None, None].into_iter(), 1);
         tokio::time::advance(ENDED_FOR * 10).await;
         // The broker was away for that long.
-        memory.subscribed();
-        assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
+        history.subscribed();
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Explained);
         tokio::time::advance(ENDED_FOR * 2).await;
-        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_message_without_an_id_that_was_acknowledged_long_before_the_loss_excuses_no_other() {
-        let mut memory = Memory::new(8);
-        memory.ended(None);
+        let mut history = RedeliveryHistory::new(8);
+        history.ended(None);
         tokio::time::advance(ENDED_WITHOUT_ID_FOR * 2).await;
-        memory.ended(None);
-        memory.lost(UNIX_EPOCH, empty(), 0);
-        memory.subscribed();
-        assert_eq!(again_without_id(&mut memory), Judgement::Innocent);
-        assert_eq!(again_without_id(&mut memory), Judgement::Suspect);
+        history.ended(None);
+        history.lost(UNIX_EPOCH, empty(), 0);
+        history.subscribed();
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Explained);
+        assert_eq!(again_without_id(&mut history), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test]
     async fn a_lost_connection_explains_what_was_enqueued_before() {
-        let mut memory = Memory::new(8);
+        let mut history = RedeliveryHistory::new(8);
         let at = UNIX_EPOCH + Duration::from_secs(60);
-        memory.lost(at, empty(), 0);
-        assert_eq!(again(&mut memory, 1), Judgement::Innocent);
-        assert_eq!(memory.judge(&delivery(2, 70)), Judgement::Suspect);
+        history.lost(at, empty(), 0);
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Explained);
+        assert_eq!(
+            history.cause_of(&delivery(2, 70)),
+            RedeliveryCause::Unexplained
+        );
     }
 
     #[tokio::test]
     async fn a_whole_queue_that_comes_again_is_a_broker_that_restarted() {
-        let mut memory = Memory::new(2);
+        let mut history = RedeliveryHistory::new(2);
         let suspects = (0..100)
-            .filter(|id| again(&mut memory, *id) == Judgement::Suspect)
+            .filter(|id| again(&mut history, *id) == RedeliveryCause::Unexplained)
             .count();
         assert_eq!(suspects, 8);
-        memory.first_delivery();
-        assert_eq!(again(&mut memory, 201), Judgement::Suspect);
+        history.first_delivery();
+        assert_eq!(again(&mut history, 201), RedeliveryCause::Unexplained);
     }
 
     #[tokio::test]
-    async fn memory_is_bounded() {
-        let mut memory = Memory::new(8);
+    async fn history_is_bounded() {
+        let mut history = RedeliveryHistory::new(8);
         for id in 0..30_000 {
-            memory.ended(key(id));
-            memory.returned(key(id));
-            memory.returned(None);
+            history.ended(key(id));
+            history.returned(key(id));
+            history.returned(None);
             if id % 1_000 == 0 {
-                memory.lost(UNIX_EPOCH, empty(), 1);
+                history.lost(UNIX_EPOCH, empty(), 1);
             }
         }
-        assert!(memory.ended.len() <= ENDED_MEMORY && memory.without_id.len() <= LONGEST_MEMORY);
-        for notes in [&memory.returned, &memory.done] {
+        assert!(history.ended.len() <= ENDED_MEMORY && history.without_id.len() <= LONGEST_MEMORY);
+        for notes in [&history.returned, &history.done] {
             assert!(notes.added.len() <= LONGEST_MEMORY && notes.counts.len() <= LONGEST_MEMORY);
         }
     }

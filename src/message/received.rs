@@ -1,0 +1,170 @@
+//! A message as it came, parsed once.
+
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use lapin::BasicProperties;
+
+use super::identity::{self, Key};
+use super::{Death, Message, Repaired, wire};
+use crate::task::TaskId;
+
+/// A delivery's message, and everything that travels on with what follows it.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) message: Result<Message, Unreadable>,
+    /// When the publisher says that it enqueued the message.
+    pub(crate) stated_enqueued_at: Option<SystemTime>,
+    properties: BasicProperties,
+    repaired: Option<Repaired>,
+    key: OnceLock<Option<Key>>,
+}
+
+/// A message that cannot become a task.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    /// Why, for its dead letter.
+    pub(crate) problem: String,
+    /// The task that it names, if any.
+    pub(crate) task: String,
+    /// The id that it came with, or a text that says that it has none.
+    pub(crate) id: TaskId,
+    payload: Vec<u8>,
+}
+
+impl Received {
+    /// Parses what arrived in `tier` at `now`. A message without an id is given one.
+    pub(crate) fn new(
+        properties: BasicProperties,
+        payload: Vec<u8>,
+        repaired: Option<Repaired>,
+        tier: &str,
+        now: SystemTime,
+    ) -> Self {
+        let problem = repaired.as_ref().filter(|repaired| repaired.is_unreadable);
+        let read = match problem {
+            Some(repaired) => Err(format!(
+                "its properties are not in order: {}",
+                repaired.problem
+            )),
+            None => Message::envelope(&properties, tier, now),
+        };
+        let message = match read {
+            Ok(message) => Ok(Message { payload, ..message }),
+            Err(problem) => Err(Unreadable {
+                problem,
+                task: properties
+                    .kind()
+                    .as_ref()
+                    .map(|kind| kind.as_str().to_owned())
+                    .unwrap_or_default(),
+                id: TaskId::from(identity::id(&properties).unwrap_or("without an id")),
+                payload,
+            }),
+        };
+        Self {
+            message,
+            stated_enqueued_at: wire::stated_enqueued_at(&properties),
+            properties,
+            repaired,
+            key: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn payload(&self) -> &[u8] {
+        match &self.message {
+            Ok(message) => &message.payload,
+            Err(unreadable) => &unreadable.payload,
+        }
+    }
+
+    /// The id, for logs and errors.
+    pub(crate) fn id(&self) -> &TaskId {
+        match &self.message {
+            Ok(message) => &message.id,
+            Err(unreadable) => &unreadable.id,
+        }
+    }
+
+    /// How often a worker died with it.
+    pub(crate) fn crashes(&self) -> u32 {
+        self.message.as_ref().map_or(0, |message| message.crashes)
+    }
+
+    /// Identifies the message when it is delivered again; `None` if it came without an id. The first call
+    /// reads the whole payload.
+    pub(crate) fn key(&self) -> Option<Key> {
+        *self
+            .key
+            .get_or_init(|| Key::of(&self.properties, self.payload()))
+    }
+
+    /// Whether the message came with an id. Without one, nothing tells it from an equal message.
+    pub(crate) fn has_id(&self) -> bool {
+        identity::id(&self.properties).is_some()
+    }
+
+    /// Whether both are the same message. Ids and lengths tell most messages apart before a payload is
+    /// read.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.has_id()
+            && identity::id(&self.properties) == identity::id(&other.properties)
+            && self.payload().len() == other.payload().len()
+            && self.key() == other.key()
+    }
+
+    /// The properties of `message`, which follows this one: a retry or a copy.
+    pub(crate) fn successor(&self, message: &Message) -> BasicProperties {
+        message.follow(&self.properties, self.repaired.as_ref())
+    }
+
+    /// The properties of this message's dead letter. `message` is what is known of it today, if it can be
+    /// read.
+    pub(crate) fn dead_letter(&self, death: &Death, message: Option<&Message>) -> BasicProperties {
+        let properties = death.properties(&self.properties, message, self.repaired.as_ref());
+        match message {
+            // An id that was given at arrival is in logs and events already.
+            Some(message) => properties.with_message_id(message.id.as_str().into()),
+            None => properties,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(properties: BasicProperties) -> Received {
+        Received::new(
+            properties,
+            b"{}".to_vec(),
+            None,
+            "normal",
+            SystemTime::now(),
+        )
+    }
+
+    #[test]
+    fn a_message_without_an_id_is_given_one_and_is_never_the_same_as_another() {
+        for properties in [
+            BasicProperties::default(),
+            BasicProperties::default().with_message_id("".into()),
+        ] {
+            let one = received(properties.clone().with_type("greet".into()));
+            let other = received(properties.with_type("greet".into()));
+            assert!(!one.has_id() && !one.is_same(&other));
+            assert_ne!(one.id(), other.id());
+        }
+    }
+
+    #[test]
+    fn an_unreadable_message_keeps_its_payload_and_says_why() {
+        let received = received(BasicProperties::default().with_message_id("7".into()));
+        let unreadable = received.message.as_ref().unwrap_err();
+        assert!(unreadable.problem.contains("type"), "{unreadable:?}");
+        assert_eq!(
+            (received.payload(), received.id().as_str()),
+            (&b"{}"[..], "7")
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! Sources on the broker: the queue of a tier, and the quarantine of a group.
+//!
+//! Read in this order: `queue` is a tier's queue as a source, `subscription` its consumer, `subscribe` how that
+//! is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
+//! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `quarantine` where tasks run
+//! that may kill their worker, and `consumer_connection` the connection that the sources of a group share.
+
+mod acks;
+mod consumer_connection;
+mod outlook;
+mod quarantine;
+mod queue;
+mod redeclare;
+mod redelivery;
+mod subscribe;
+mod subscription;
+mod successor;
+
+use std::sync::Arc;
+
+use super::{Source, Suspects};
+use crate::observe::Observers;
+use crate::publish::Publisher;
+use crate::secret::Secret;
+use crate::topology::{self, Topology};
+
+use consumer_connection::ConsumerConnection;
+use quarantine::Quarantine;
+use queue::Queue;
+pub(crate) use redeclare::Redeclared;
+pub(crate) use successor::unreadable;
+
+/// What all sources of a worker share.
+pub(crate) struct ConsumerSettings {
+    pub(crate) topology: Topology,
+    pub(crate) urls: Vec<Secret>,
+    pub(crate) connection_name: String,
+    pub(crate) publisher: Publisher,
+    pub(crate) observers: Observers,
+    /// Host and process, and the version of the program, for dead letters.
+    pub(crate) worker: String,
+    pub(crate) version: String,
+    /// Whether a queue that is gone may be declared again.
+    pub(crate) may_declare: bool,
+    /// The crash count at which a task is a dead letter.
+    pub(crate) dead_at_crashes: u32,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) redeclared: Redeclared,
+}
+
+/// The sources of a group: its quarantine, then a queue for each of its tiers.
+pub(crate) fn sources(
+    settings: &Arc<ConsumerSettings>,
+    group: &topology::Group,
+) -> Vec<Box<dyn Source>> {
+    let connection = ConsumerConnection::keep(settings.clone(), &group.name);
+    let quarantine = Quarantine::new(settings, group, connection.clone());
+    let mut sources: Vec<Box<dyn Source>> = vec![Box::new(quarantine)];
+    for (index, name) in group.tiers.iter().enumerate() {
+        if let Some(tier) = settings.topology.tier(name) {
+            let queue = Queue::new(settings, group, index, tier, connection.clone());
+            sources.push(Box::new(queue));
+        }
+    }
+    sources
+}

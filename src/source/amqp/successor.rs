@@ -1,0 +1,392 @@
+//! What follows on a delivery: its next attempt, its dead letter, its copy. The broker confirms it before the
+//! delivery itself is acknowledged.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::ConsumerSettings;
+use crate::Error;
+use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
+use crate::observe::{Event, TaskRef};
+use crate::publish::{Content, Letter};
+use crate::random;
+use crate::source::{Next, QUARANTINE_FROM, task_ref};
+use crate::topology::delay;
+
+/// How long the broker may take to confirm what follows on a delivery.
+const STORE_LIMIT: Duration = Duration::from_secs(10);
+/// How long the broker may take to confirm the copy of a message that goes back.
+const COPY_LIMIT: Duration = Duration::from_millis(700);
+/// The pause before a message goes back because the broker did not store what follows on it: the message
+/// will be delivered again at once, and the cause may take longer to pass.
+const BACK_PAUSE: Duration = Duration::from_secs(1);
+/// The pause before a suspect is put into quarantine, at least. It is four times as long after each crash there.
+/// A killer that is not in quarantine yet has killed again by then, while this message is not held.
+const QUARANTINE_DELAY: Duration = Duration::from_millis(500);
+
+/// The queue that a delivery came from.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    Tier(String),
+    /// The quarantine of this group.
+    Quarantine(String),
+}
+
+/// Whether what follows on a delivery is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// The delivery may be acknowledged.
+    Yes,
+    /// The delivery must go back.
+    No,
+    /// The delivery must go back, and its crash is still to be counted.
+    NoAndSuspect,
+    /// The group has no quarantine: the delivery may run as it is.
+    NoQuarantine,
+}
+
+impl ConsumerSettings {
+    /// Stores what follows on a delivery. If the broker does not take it, a copy of the message takes its place.
+    pub(super) async fn store(&self, origin: &Origin, received: &Received, next: Next) -> Stored {
+        let message = received.message.as_ref().ok();
+        let stored = match next {
+            Next::Done => return Stored::Yes,
+            Next::Back => return self.copy(origin, received, message.cloned()).await,
+            Next::Later {
+                message: later,
+                after,
+                failure,
+            } => self.store_later(received, *later, after, failure).await,
+            Next::Dead {
+                message,
+                reason,
+                failure,
+            } => {
+                let message = message.as_deref();
+                self.store_dead(origin, received, message, reason, failure)
+                    .await
+            }
+        };
+        match stored {
+            Ok(()) => Stored::Yes,
+            Err(error) => {
+                self.report_not_stored(received, &error).await;
+                // The handler came to an end, so it did not kill the worker that died before.
+                let copy = message.map(|message| Message {
+                    crashes: 0,
+                    ..message.clone()
+                });
+                self.copy(origin, received, copy).await
+            }
+        }
+    }
+
+    /// Counts a crash, before anything else is done with the message.
+    ///
+    /// While the broker stores nothing, a message that was never counted is run without: a broker with a memory
+    /// alarm takes no messages until its queues are worked off.
+    pub(super) async fn count_crash(&self, origin: &Origin, received: &Received) -> Stored {
+        let Ok(message) = &received.message else {
+            return self.store(origin, received, unreadable(received)).await;
+        };
+        let crashes = message.crashes.saturating_add(1);
+        let counted = Message {
+            crashes,
+            ..message.clone()
+        };
+        let stored = if crashes >= self.dead_at_crashes {
+            let failure = crash_loop(crashes);
+            let dead = counted.clone().failed(&failure);
+            let reason = DeadReason::CrashLoop;
+            self.store_dead(origin, received, Some(&dead), reason, failure)
+                .await
+        } else {
+            let after = quarantine_delay(crashes);
+            let task = task_ref(message);
+            let stored = self.publish_later(received, &counted, after).await;
+            if stored.is_ok() {
+                let (name, id) = (task.name, task.id);
+                tracing::warn!(task = name, %id, crashes, "a worker died while it held this task");
+                self.observers.tell(&Event::Suspected { task, crashes });
+            }
+            stored
+        };
+        match stored {
+            Ok(()) => Stored::Yes,
+            Err(error) => {
+                self.report_not_stored(received, &error).await;
+                match message.crashes {
+                    0 => Stored::No,
+                    _ => Stored::NoAndSuspect,
+                }
+            }
+        }
+    }
+
+    /// Moves a suspect from its tier's queue to the quarantine of its group.
+    pub(super) async fn quarantine(&self, group: &str, received: &Received) -> Stored {
+        let Ok(message) = &received.message else {
+            return Stored::NoQuarantine;
+        };
+        match self.publish_to_quarantine(group, received, message).await {
+            Ok(()) => Stored::Yes,
+            Err(Error::Unroutable { .. }) => {
+                let (task, id) = (&message.task, &message.id);
+                tracing::error!(task, %id, group, "the quarantine queue is missing: apply the topology");
+                self.redeclare().await;
+                Stored::NoQuarantine
+            }
+            Err(error) => {
+                self.report_not_stored(received, &error).await;
+                Stored::No
+            }
+        }
+    }
+
+    async fn store_later(
+        &self,
+        received: &Received,
+        message: Message,
+        after: Duration,
+        failure: Option<Failure>,
+    ) -> Result<(), Error> {
+        // It came to an end: it did not kill the worker that died before.
+        let message = Message {
+            crashes: 0,
+            ..message
+        };
+        self.publish_later(received, &message, after).await?;
+        let Ok(before) = &received.message else {
+            return Ok(());
+        };
+        let task = task_ref(before);
+        match &failure {
+            Some(failure) => {
+                let (name, id, attempt) = (task.name, task.id, task.attempt);
+                tracing::warn!(task = name, %id, attempt, ?after, error = %failure, "failed, will be retried");
+                self.observers.tell(&Event::Retried {
+                    task,
+                    after,
+                    failure,
+                });
+            }
+            None => self.observers.tell(&Event::Snoozed { task, after }),
+        }
+        Ok(())
+    }
+
+    async fn store_dead(
+        &self,
+        origin: &Origin,
+        received: &Received,
+        message: Option<&Message>,
+        reason: DeadReason,
+        failure: Failure,
+    ) -> Result<(), Error> {
+        let death = Death {
+            reason,
+            failure,
+            at: SystemTime::now(),
+            worker: self.worker.clone(),
+            version: self.version.clone(),
+        };
+        let tier = self.tier_of(origin, received);
+        let letter = Letter {
+            exchange: self.topology.names().dead_letter_exchange(&tier),
+            routing_key: tier.clone(),
+            content: Content::Forwarded {
+                payload: received.payload().to_vec(),
+                properties: received.dead_letter(&death, message),
+            },
+        };
+        let deadline = Instant::now() + STORE_LIMIT;
+        let id = received.id();
+        self.publisher.forward(letter, id, deadline).await?;
+        let failure = &death.failure;
+        let task = received_task(received, &tier);
+        let name = task.name;
+        tracing::warn!(task = name, %id, tier, %reason, %failure, "a dead letter");
+        self.observers.tell(&Event::Dead {
+            task,
+            reason,
+            failure,
+        });
+        Ok(())
+    }
+
+    /// Publishes a copy to where the delivery came from. A message that is returned to the broker instead is
+    /// marked as redelivered, and the next worker takes it for the victim of a crash.
+    async fn copy(&self, origin: &Origin, received: &Received, message: Option<Message>) -> Stored {
+        let Some(message) = message else {
+            return Stored::No;
+        };
+        let deadline = Instant::now() + COPY_LIMIT;
+        let letter = match origin {
+            Origin::Tier(_) => self.addressed(received, &message, Duration::ZERO),
+            Origin::Quarantine(group) => Ok(self.quarantine_letter(group, received, &message)),
+        };
+        let copied = match letter {
+            Ok(letter) => self.publisher.forward(letter, &message.id, deadline).await,
+            Err(error) => Err(error),
+        };
+        match copied {
+            Ok(()) => Stored::Yes,
+            Err(_) => Stored::No,
+        }
+    }
+
+    async fn publish_later(
+        &self,
+        received: &Received,
+        message: &Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let after = after.min(delay::MAX_DELAY);
+        let mut message = message.clone();
+        if !after.is_zero() {
+            message.due_at = SystemTime::now().checked_add(after);
+        }
+        let letter = self.addressed(received, &message, after)?;
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher.forward(letter, &message.id, deadline).await
+    }
+
+    async fn publish_to_quarantine(
+        &self,
+        group: &str,
+        received: &Received,
+        message: &Message,
+    ) -> Result<(), Error> {
+        let letter = self.quarantine_letter(group, received, message);
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher.forward(letter, &message.id, deadline).await
+    }
+
+    fn quarantine_letter(&self, group: &str, received: &Received, message: &Message) -> Letter {
+        let priority = self.publisher.bearable_in_quorum(message.priority);
+        let names = self.topology.names();
+        Letter {
+            exchange: names.tasks_exchange(),
+            routing_key: names.quarantine_key(group),
+            content: Content::Forwarded {
+                payload: message.payload.clone(),
+                properties: received.successor(message).with_priority(priority),
+            },
+        }
+    }
+
+    /// The way to the message's tier, as the map says today.
+    fn addressed(
+        &self,
+        received: &Received,
+        message: &Message,
+        after: Duration,
+    ) -> Result<Letter, Error> {
+        let route = self.topology.route(&message.task);
+        let tier = route.map_or(message.tier.as_str(), |route| &route.tier);
+        let mut properties = received.successor(message);
+        let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
+            Some(delayed) => {
+                let priority = self.publisher.bearable_in_quorum(message.priority);
+                properties = properties.with_priority(priority);
+                (delayed.exchange, delayed.routing_key)
+            }
+            None => (self.topology.names().tasks_exchange(), tier.to_owned()),
+        };
+        Ok(Letter {
+            exchange,
+            routing_key,
+            content: Content::Forwarded {
+                payload: message.payload.clone(),
+                properties,
+            },
+        })
+    }
+
+    fn tier_of(&self, origin: &Origin, received: &Received) -> String {
+        match (origin, &received.message) {
+            (Origin::Tier(tier), _) => tier.clone(),
+            (Origin::Quarantine(_), Ok(message)) => message.tier.clone(),
+            (Origin::Quarantine(group), Err(_)) => {
+                let group = self.topology.group(group);
+                let first = group.and_then(|group| group.tiers.first());
+                first.cloned().unwrap_or_default()
+            }
+        }
+    }
+
+    async fn report_not_stored(&self, received: &Received, error: &Error) {
+        let id = received.id();
+        tracing::warn!(%id, %error, "the broker did not store what follows on a task: it goes back");
+        if let Ok(message) = &received.message {
+            let (task, why) = (task_ref(message), &error.to_string());
+            self.observers.tell(&Event::GivenBack { task, why });
+        }
+        if matches!(error, Error::Unroutable { .. }) {
+            self.redeclare().await;
+        }
+        tokio::time::sleep(BACK_PAUSE).await;
+    }
+}
+
+/// What follows on a message that cannot be read.
+pub(crate) fn unreadable(received: &Received) -> Next {
+    let problem = received.message.as_ref().err();
+    let problem = problem.map(|unreadable| unreadable.problem.clone());
+    Next::Dead {
+        message: None,
+        reason: DeadReason::Undecodable,
+        failure: Failure::new(FailureKind::NotStarted, problem.unwrap_or_default()),
+    }
+}
+
+fn crash_loop(crashes: u32) -> Failure {
+    let problem = format!(
+        "{crashes} workers died while they held this task, and since the second death it ran from \
+         quarantine; look for what ends the process: an abort, a stack overflow, too much memory"
+    );
+    Failure::new(FailureKind::Crash, problem)
+}
+
+/// How long a message with this crash count waits before it runs again.
+fn quarantine_delay(crashes: u32) -> Duration {
+    if crashes < QUARANTINE_FROM {
+        return Duration::ZERO;
+    }
+    let jitter = f64::from(random::number()) / f64::from(u32::MAX);
+    let factor = 4_u32.pow((crashes - QUARANTINE_FROM).min(3));
+    (QUARANTINE_DELAY * factor).mul_f64(1.0 + jitter)
+}
+
+/// The task of a delivery, for events. One that cannot be read has what could be found out.
+fn received_task<'a>(received: &'a Received, tier: &'a str) -> TaskRef<'a> {
+    match &received.message {
+        Ok(message) => task_ref(message),
+        Err(unreadable) => TaskRef {
+            name: &unreadable.task,
+            id: &unreadable.id,
+            tier,
+            attempt: 1,
+            life: 0,
+            redriven_from: None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_crash_costs_no_time_and_each_crash_in_quarantine_costs_more() {
+        assert_eq!(quarantine_delay(1), Duration::ZERO);
+        let mut longest = Duration::ZERO;
+        for crashes in 2..6 {
+            let delay = quarantine_delay(crashes);
+            assert!(delay > longest, "{crashes} {delay:?}");
+            longest = QUARANTINE_DELAY * 4_u32.pow(crashes - 2) * 2;
+        }
+        assert!(quarantine_delay(u32::MAX) <= QUARANTINE_DELAY * 128);
+    }
+}

@@ -1,0 +1,125 @@
+//! Where a worker's deliveries come from.
+//!
+//! A worker group knows only [`Source`]s. Each serves one tier: its queue on the broker, or the group's
+//! quarantine, which serves the tier of the message that it has. A source keeps its own connection up,
+//! prefetches deliveries, stores what follows on each of them, and settles it. Nothing that a source does waits
+//! for another source.
+
+pub(crate) mod amqp;
+mod suspects;
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use crate::message::{DeadReason, Failure, Message, Received};
+use crate::observe::TaskRef;
+
+pub(crate) use suspects::{QUARANTINE_FROM, Suspects};
+
+/// The number of a delivery within its source. It is never used again.
+pub(crate) type Handle = u64;
+
+/// A message that may run now.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) handle: Handle,
+    pub(crate) received: Arc<Received>,
+}
+
+/// What follows on a delivery.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Nothing: the task is over.
+    Done,
+    /// This message, after a delay.
+    Later {
+        message: Box<Message>,
+        after: Duration,
+        /// Why the attempt failed; `None` if the handler asked for the delay.
+        failure: Option<Failure>,
+    },
+    /// A dead letter.
+    Dead {
+        /// The message with its history, if it can be read.
+        message: Option<Box<Message>>,
+        reason: DeadReason,
+        failure: Failure,
+    },
+    /// The same message again, as if it had never been delivered.
+    Back,
+}
+
+/// What a source can give a free slot of its tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Supply {
+    /// A delivery is here.
+    Ready,
+    /// No delivery is here, and this many are expected to arrive at once.
+    Coming(usize),
+    /// No delivery is here, and none is expected.
+    Empty,
+}
+
+/// What happened in a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// What follows on this delivery is stored, and the delivery is settled; or it went back.
+    Settled(Handle),
+    /// The supply may have changed.
+    Changed,
+}
+
+/// Deliveries of a tier, from where they wait until they are settled.
+pub(crate) trait Source: Send {
+    /// The tier, as its index in the group, whose deliveries it gives now.
+    fn tier(&self) -> Option<usize>;
+
+    /// Receives what has arrived and settles what is stored. Returns `Pending` after the waker of `cx` is
+    /// registered for everything that may happen next, except for [`wake_at`](Self::wake_at).
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Came>;
+
+    /// When to poll again although nothing has happened.
+    fn wake_at(&self) -> Option<Instant>;
+
+    fn supply(&mut self) -> Supply;
+
+    /// The next delivery. It stays with the source until it is [settled](Self::settle).
+    fn take(&mut self) -> Option<Delivery>;
+
+    /// The group keeps a slot free for this source, which said [`Supply::Coming`]. Returns until when, unless
+    /// something happens before; `None` if the slot is not needed after all.
+    fn hold(&mut self, cx: &mut Context<'_>) -> Option<Instant>;
+
+    /// Stores what follows on a delivery, and then settles it. `Done` takes effect at once; everything else is
+    /// answered by [`Came::Settled`].
+    fn settle(&mut self, handle: Handle, next: Next);
+
+    /// Acknowledges what is done, or leaves it for the next call if more may be done until then (`is_quiet`
+    /// is false). Returns whether the next call must follow at once.
+    fn flush(&mut self, is_quiet: bool) -> bool;
+
+    /// Receives no more deliveries, and puts back those that were not taken.
+    fn drain(&mut self);
+
+    /// Whether everything but what was taken is settled, after [`drain`](Self::drain).
+    fn is_drained(&self) -> bool;
+
+    /// Sends the last acknowledgements and closes the connection.
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
+}
+
+/// The task of a message, for events.
+pub(crate) fn task_ref(message: &Message) -> TaskRef<'_> {
+    TaskRef {
+        name: &message.task,
+        id: &message.id,
+        tier: &message.tier,
+        attempt: message.attempt,
+        life: message.life,
+        redriven_from: message.redriven.as_ref().map(|it| it.from.as_str()),
+    }
+}

@@ -52,7 +52,7 @@ fn a_publisher_may_publish_and_nothing_else() {
 }
 
 #[test]
-fn a_worker_may_consume_its_own_tiers_and_collect_all_dead_letters() {
+fn a_worker_may_consume_its_own_tiers_and_quarantine_and_collect_all_dead_letters() {
     let worker = permission("hotel.worker.urgent");
     assert_eq!(
         allowed(&worker.read),
@@ -67,6 +67,7 @@ fn a_worker_may_consume_its_own_tiers_and_collect_all_dead_letters() {
             "hotel.low.dlq",
             "hotel.normal.dlq",
             "hotel.unrouted",
+            "hotel.urgent.quarantine",
         ]
     );
     assert_eq!(

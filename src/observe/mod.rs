@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub use event::{Event, Purpose, TaskRef};
 
-/// Everybody who is told of events. Cheap to clone; without observers an event costs nothing.
+/// The registered observers. Cheap to clone; without observers an event costs nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     observers: Vec<Arc<Observer>>,
@@ -21,8 +21,8 @@ impl Observers {
         self.observers.push(Arc::new(observer));
     }
 
-    /// Tells everybody. An observer that panics harms nobody but itself.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
+    /// Calls every observer. One that panics does not keep the event from the others.
+    pub(crate) fn emit(&self, event: &Event<'_>) {
         for observer in &self.observers {
             if catch_unwind(AssertUnwindSafe(|| observer(event))).is_err() {
                 tracing::error!(?event, "an observer panicked");
@@ -52,7 +52,7 @@ mod tests {
         observers.add(move |_| {
             hearing.fetch_add(1, Ordering::Relaxed);
         });
-        observers.tell(&Event::Connected {
+        observers.emit(&Event::Connected {
             purpose: Purpose::Publish,
             address: "localhost",
         });

@@ -163,7 +163,7 @@ pub(super) async fn keep(
         let address = current.connection.address().to_string();
         tracing::info!(%address, "connected to the broker for publishing");
         tell(State::Up(Arc::clone(&current)));
-        settings.observers.tell(&Event::Connected {
+        settings.observers.emit(&Event::Connected {
             purpose,
             address: &address,
         });
@@ -173,7 +173,7 @@ pub(super) async fn keep(
         // A node that is frozen takes connections and says nothing: another one comes first.
         next += 1;
         tell(State::Down(cause.as_str().into()));
-        settings.observers.tell(&Event::Disconnected {
+        settings.observers.emit(&Event::Disconnected {
             purpose,
             cause: &cause,
         });
@@ -197,7 +197,7 @@ async fn connect(
         };
         tracing::warn!(%cause, "could not connect to the broker for publishing");
         tell(State::Down(cause.as_str().into()));
-        settings.observers.tell(&Event::ConnectFailed {
+        settings.observers.emit(&Event::ConnectFailed {
             purpose: Purpose::Publish,
             cause: &cause,
         });

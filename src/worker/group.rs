@@ -141,7 +141,7 @@ impl Group {
                     let cause = &cause;
                     self.shop
                         .observers
-                        .tell(&Event::Disconnected { purpose, cause });
+                        .emit(&Event::Disconnected { purpose, cause });
                     self.set_apart_after_loss();
                     for tier in 0..self.tiers.len() {
                         self.lose(tier);
@@ -404,7 +404,7 @@ fn tell_given_back(shop: &Workshop, back: &[Held]) {
         let message: Option<Message> = held.package.open(now).ok();
         if let Some(message) = &message {
             let task = job::task_ref(message);
-            shop.observers.tell(&Event::GivenBack { task, why });
+            shop.observers.emit(&Event::GivenBack { task, why });
         }
     }
 }

@@ -139,7 +139,7 @@ async fn run(shop: &Arc<Workshop>, package: &Arc<Package>, guard: &Guard) -> End
     if route.tier != package.tier {
         let mapped = &route.tier;
         tracing::debug!(task = message.task, tier = package.tier, %mapped, "a task of another tier");
-        shop.observers.tell(&Event::Strayed { task, mapped });
+        shop.observers.emit(&Event::Strayed { task, mapped });
     }
     if let Some(verdict) = shop.executor.refuses(&message) {
         return match is_over(shop, &message, &verdict, Duration::ZERO) {
@@ -151,7 +151,7 @@ async fn run(shop: &Arc<Workshop>, package: &Arc<Package>, guard: &Guard) -> End
     let waited = now
         .duration_since(due_at.max(message.enqueued_at))
         .unwrap_or_default();
-    shop.observers.tell(&Event::Started { task, waited });
+    shop.observers.emit(&Event::Started { task, waited });
     let begin = Instant::now();
     let ended = watched(shop, &message, guard).await;
     if shop.is_abandoned.load(Ordering::Acquire) {
@@ -200,14 +200,14 @@ fn is_over(shop: &Workshop, message: &Message, verdict: &Verdict, ran: Duration)
     let task = task_ref(message);
     let (name, id) = (task.name, task.id);
     match verdict {
-        Verdict::Done => shop.observers.tell(&Event::Done { task, ran }),
+        Verdict::Done => shop.observers.emit(&Event::Done { task, ran }),
         Verdict::Discarded { reason } => {
             tracing::info!(task = name, %id, reason, "discarded");
-            shop.observers.tell(&Event::Discarded { task, reason });
+            shop.observers.emit(&Event::Discarded { task, reason });
         }
         Verdict::Expired { late } => {
             tracing::info!(task = name, %id, ?late, "expired, not run");
-            shop.observers.tell(&Event::Expired { task, late: *late });
+            shop.observers.emit(&Event::Expired { task, late: *late });
         }
         Verdict::Snooze { .. } | Verdict::Retry { .. } | Verdict::Dead { .. } => return false,
     }
@@ -374,7 +374,7 @@ async fn send_around(shop: &Workshop, package: &Package) -> End {
 /// The shutdown did not wait for the handler.
 async fn give_up_slot(shop: &Workshop, package: &Package, message: &Message) -> End {
     let (task, why) = (task_ref(message), "the worker shuts down");
-    shop.observers.tell(&Event::GivenBack { task, why });
+    shop.observers.emit(&Event::GivenBack { task, why });
     End::Back.or_copy(shop, package, message.clone()).await
 }
 
@@ -401,13 +401,13 @@ impl Workshop {
         event: impl FnOnce() -> Event<'a>,
     ) -> End {
         let Err(error) = stored else {
-            self.observers.tell(&event());
+            self.observers.emit(&event());
             return End::Succeeded;
         };
         let (name, id) = (task.name, task.id);
         tracing::warn!(task = name, %id, %error, "what follows on it was not stored, it goes back");
         let why = &error.to_string();
-        self.observers.tell(&Event::GivenBack { task, why });
+        self.observers.emit(&Event::GivenBack { task, why });
         if matches!(error, Error::Unroutable { .. }) {
             self.mend().await;
         }
@@ -423,7 +423,7 @@ fn tell_report(shop: &Workshop, message: &Message, report: Report) {
         Report::Stuck(since) => {
             tracing::warn!(task = name, %id, ?since, "a handler does not yield");
             let task = task_ref(message);
-            shop.observers.tell(&Event::Stuck { task, since });
+            shop.observers.emit(&Event::Stuck { task, since });
         }
         Report::Hung(since) => {
             tracing::error!(task = name, %id, ?since, "a handler is past its timeout and never yields");

@@ -42,7 +42,7 @@ impl Group {
                     let address = &address;
                     self.shop
                         .observers
-                        .tell(&Event::Connected { purpose, address });
+                        .emit(&Event::Connected { purpose, address });
                     return Some(connection);
                 }
                 Err(error) => {
@@ -50,7 +50,7 @@ impl Group {
                     tracing::warn!(group = self.name, cause, "cannot connect");
                     self.shop
                         .observers
-                        .tell(&Event::ConnectFailed { purpose, cause });
+                        .emit(&Event::ConnectFailed { purpose, cause });
                     self.next_url += 1;
                 }
             }
@@ -193,10 +193,10 @@ impl Group {
                 tier = name,
                 "the queue was gone, and is declared again"
             );
-            observers.tell(&Event::Redeclared { tier: name });
+            observers.emit(&Event::Redeclared { tier: name });
         }
         tracing::info!(group, tier = name, "consuming");
-        observers.tell(&Event::Consuming { group, tier: name });
+        observers.emit(&Event::Consuming { group, tier: name });
         self.tiers[tier].subscribed(resubscribed.subscription);
     }
 
@@ -204,7 +204,7 @@ impl Group {
     pub(super) fn interrupted(&mut self, tier: usize, cause: &str) {
         let name = &self.tiers[tier].name;
         tracing::warn!(group = self.name, tier = name, cause, "a consumer is lost");
-        self.shop.observers.tell(&Event::Interrupted {
+        self.shop.observers.emit(&Event::Interrupted {
             group: &self.name,
             tier: name,
             cause,

@@ -20,7 +20,7 @@ use crate::message::{Message, Redriven};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, Letter};
 use crate::task::Receipt;
-use crate::topology::{QueueType, Route, Topology};
+use crate::topology::{MappedTask, QueueType, Topology};
 use crate::{Error, TaskId};
 
 /// How long a claim holds: longer than any batch takes to be published and marked.
@@ -288,7 +288,7 @@ fn prepare(
     let now = std::time::SystemTime::now();
     let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
     let message = message.map_err(refused)?;
-    let Some(route) = topology.route(&message.task) else {
+    let Some(route) = topology.task(&message.task) else {
         return Err(refused(format!(
             "its task `{}` is not mapped to a tier: add it to [tasks] in the map",
             message.task
@@ -322,7 +322,7 @@ fn next_life(
     claimed: &Claimed,
     mut message: Message,
     delivered: &BasicProperties,
-    route: &Route,
+    route: &MappedTask,
     who: &str,
 ) -> Message {
     let id = delivered.message_id().as_ref();
@@ -344,14 +344,14 @@ fn next_life(
 }
 
 /// As it was published where it goes back to the tier that it came from, else as the map says.
-fn priority(topology: &Topology, claimed: &Claimed, published: u8, route: &Route) -> u8 {
+fn priority(topology: &Topology, claimed: &Claimed, published: u8, route: &MappedTask) -> u8 {
     let tier = topology.tier(&route.tier);
-    let highest = tier.and_then(|tier| tier.max_priority);
+    let highest = tier.and_then(|tier| tier.home.max_priority());
     let priority = match claimed.tier == route.tier {
         true => published,
         false => route.priority,
     };
-    let is_quorum = tier.is_some_and(|tier| tier.queue == QueueType::Quorum);
+    let is_quorum = tier.is_some_and(|tier| tier.home.queue_type() == QueueType::Quorum);
     match highest {
         Some(highest) => priority.min(highest),
         None if is_quorum && claimed.tier != route.tier => priority.min(SAFE_PRIORITY),

@@ -18,7 +18,7 @@ use crate::message::Message;
 use crate::observe::Observers;
 use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
-use crate::topology::{QueueType, Route, Tier, Topology, delay};
+use crate::topology::{MappedTask, QueueType, Tier, Topology, delay};
 use crate::{Error, TaskId};
 use lane::{Answer, Lane};
 pub(crate) use lane::{Content, Letter};
@@ -293,7 +293,7 @@ impl Inner {
 
     /// Where a request goes, as the map says, and what is sent there.
     fn address(&self, request: PublishRequest) -> Result<(Letter, TaskId, String), Error> {
-        let Some(route) = self.topology.route(&request.task) else {
+        let Some(route) = self.topology.task(&request.task) else {
             return Err(Error::UnmappedTask { task: request.task });
         };
         let app = self.topology.app();
@@ -326,22 +326,27 @@ impl Inner {
 
     /// The priority on the wire: what was asked for or what the map says, and in a quorum queue,
     /// the delay levels included, no more than the broker's version bears.
-    fn priority(&self, route: &Route, wanted: Option<u8>, is_delayed: bool) -> Result<u8, Error> {
+    fn priority(
+        &self,
+        route: &MappedTask,
+        wanted: Option<u8>,
+        is_delayed: bool,
+    ) -> Result<u8, Error> {
         let tier = self.topology.tier(&route.tier);
-        let highest = tier.and_then(|tier| tier.max_priority);
+        let highest = tier.and_then(|tier| tier.home.max_priority());
         let priority = match (wanted, highest) {
             (Some(wanted), Some(highest)) if wanted <= highest => wanted,
             (None, _) => route.priority,
             (Some(wanted), highest) => {
                 return Err(Error::InvalidPriority {
-                    task: route.task.as_str().into(),
+                    task: route.name.as_str().into(),
                     priority: wanted,
                     highest,
                 });
             }
         };
-        let is_quorum =
-            is_delayed || tier.is_some_and(|tier: &Tier| tier.queue == QueueType::Quorum);
+        let is_quorum = is_delayed
+            || tier.is_some_and(|tier: &Tier| tier.home.queue_type() == QueueType::Quorum);
         Ok(match is_quorum {
             true => self.bearable_in_quorum(priority),
             false => priority,

@@ -145,7 +145,7 @@ impl RecordingPublisher {
     pub(super) fn message(&self, request: PublishRequest) -> Result<Message, Error> {
         let (tier, priority) = match &self.topology {
             None => ("test", 5),
-            Some(topology) => match topology.route(&request.task) {
+            Some(topology) => match topology.task(&request.task) {
                 Some(route) => (route.tier.as_str(), route.priority),
                 None => return Err(Error::UnmappedTask { task: request.task }),
             },

@@ -152,8 +152,10 @@ impl Capabilities {
 
     /// What happens on a queue of that type when an acknowledgement is too late.
     pub fn ack_timeout(&self, queue: QueueType) -> AckTimeout {
+        if self.version < Version::new(4, 3, 0) {
+            return AckTimeout::ClosesChannel;
+        }
         match queue {
-            _ if self.version < Version::new(4, 3, 0) => AckTimeout::ClosesChannel,
             QueueType::Quorum => AckTimeout::CancelsConsumer,
             QueueType::Classic => AckTimeout::None,
         }
@@ -161,8 +163,11 @@ impl Capabilities {
 
     /// Whether a queue of that type may set its own ack timeout, `x-consumer-timeout`.
     pub fn takes_consumer_timeout(&self, queue: QueueType) -> bool {
-        self.version >= Version::new(3, 12, 0)
-            && (queue == QueueType::Quorum || self.version < Version::new(4, 3, 0))
+        let since_3_12 = self.version >= Version::new(3, 12, 0);
+        match queue {
+            QueueType::Quorum => since_3_12,
+            QueueType::Classic => since_3_12 && self.version < Version::new(4, 3, 0),
+        }
     }
 
     /// What an operator of this version should know, a sentence each.

@@ -92,8 +92,8 @@ pub use group::{Group, Order};
 pub use names::Names;
 pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
-pub use task::Route;
-pub use tier::{DeadLetterQueue, QueueType, Tier};
+pub use task::MappedTask;
+pub use tier::{DeadLetterQueue, Home, QueueType, Tier};
 pub use timing::Timing;
 #[cfg(feature = "admin")]
 pub(crate) use units::DURATION_PATTERN;
@@ -123,8 +123,8 @@ pub const MAX_FILE_SIZE: usize = 4 << 20;
 ///     [tasks]
 ///     "email.send_otp" = "critical"
 /// "#)?;
-/// let route = topology.route("email.send_otp").unwrap();
-/// assert_eq!((route.tier.as_str(), route.priority), ("critical", 5));
+/// let task = topology.task("email.send_otp").unwrap();
+/// assert_eq!((task.tier.as_str(), task.priority), ("critical", 5));
 /// # Ok::<(), tierline::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -210,9 +210,9 @@ impl Topology {
         self.groups().iter().find(|group| group.name == name)
     }
 
-    /// Every task with its home, in the order of the file.
-    pub fn tasks(&self) -> &[Route] {
-        &self.content.routes
+    /// Every task with its tier, in the order of the file.
+    pub fn tasks(&self) -> &[MappedTask] {
+        &self.content.tasks
     }
 
     /// The schedules, in the order of the file.
@@ -241,9 +241,10 @@ impl Topology {
         })
     }
 
-    /// The home of the task of that name. `None`: it can be neither published nor run.
-    pub fn route(&self, task: &str) -> Option<&Route> {
-        let index = self.content.route_index.get(task)?;
-        self.content.routes.get(*index)
+    /// The task of that name. `None`: the map does not have it, so it can be neither published nor
+    /// run.
+    pub fn task(&self, name: &str) -> Option<&MappedTask> {
+        let index = self.content.task_index.get(name)?;
+        self.content.tasks.get(*index)
     }
 }

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::capabilities::Capabilities;
 use super::delay::Level;
-use super::tier::{QueueType, Tier};
+use super::tier::{Home, QueueType, Tier};
 use super::{Names, Topology};
 use crate::Error;
 
@@ -191,7 +191,7 @@ impl Plan {
         plan.tasks = topology
             .tasks()
             .iter()
-            .map(|route| (route.task.clone(), publishing(&names, route)))
+            .map(|task| (task.name.clone(), publishing(&names, task)))
             .collect();
         Ok(plan)
     }
@@ -202,7 +202,7 @@ impl Plan {
         let dead_letters = names.dead_letter_exchange(&tier.name);
         self.queue(
             queue.clone(),
-            tier.queue,
+            tier.home.queue_type(),
             tier_arguments(tier, &dead_letters),
         );
         self.bind_queue(&names.tasks_exchange(), &queue, &tier.name);
@@ -304,8 +304,10 @@ impl Plan {
         queue: QueueType,
         arguments: [(&str, Argument); N],
     ) {
-        let limit = (queue == QueueType::Quorum)
-            .then(|| ("x-delivery-limit", Argument::Int(i32::MAX.into())));
+        let limit = match queue {
+            QueueType::Classic => None,
+            QueueType::Quorum => Some(("x-delivery-limit", Argument::Int(i32::MAX.into()))),
+        };
         self.queue(name, queue, arguments.into_iter().chain(limit));
     }
 
@@ -368,15 +370,19 @@ impl Plan {
 }
 
 fn check_priorities(tier: &Tier, capabilities: &Capabilities) -> Result<(), Error> {
-    match (tier.queue, tier.max_priority) {
-        (QueueType::Quorum, Some(max_priority)) if !capabilities.quorum_priorities => {
+    let needs_quorum_priorities = match tier.home {
+        Home::Classic { .. } => None,
+        Home::Quorum { max_priority, .. } => max_priority,
+    };
+    match needs_quorum_priorities {
+        Some(max_priority) if !capabilities.quorum_priorities => {
             Err(Error::UnsupportedPriorities {
                 tier: tier.name.clone(),
                 max_priority,
                 version: capabilities.version,
             })
         }
-        _ => Ok(()),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -385,20 +391,16 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
         ("x-overflow", text("reject-publish")),
         ("x-dead-letter-exchange", text(dead_letters)),
     ];
-    match tier.queue {
-        QueueType::Classic => {
+    match tier.home {
+        Home::Classic { max_priority } => {
             arguments.extend(
-                tier.max_priority
-                    .map(|highest| ("x-max-priority", Argument::Int(highest.into()))),
+                max_priority.map(|highest| ("x-max-priority", Argument::Int(highest.into()))),
             );
         }
         // No x-max-priority: quorum queues refuse it, those of 4.3 have priorities without it.
-        QueueType::Quorum => {
+        Home::Quorum { delivery_limit, .. } => {
             arguments.push(("x-dead-letter-strategy", text("at-least-once")));
-            arguments.extend(
-                tier.delivery_limit
-                    .map(|limit| ("x-delivery-limit", Argument::Int(limit.into()))),
-            );
+            arguments.push(("x-delivery-limit", Argument::Int(delivery_limit.into())));
         }
     }
     arguments.extend(tier.ttl.map(|ttl| ("x-message-ttl", milliseconds(ttl))));
@@ -409,12 +411,12 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
     arguments
 }
 
-fn publishing(names: &Names<'_>, route: &super::Route) -> Publishing {
+fn publishing(names: &Names<'_>, task: &super::MappedTask) -> Publishing {
     Publishing {
-        tier: route.tier.clone(),
+        tier: task.tier.clone(),
         exchange: names.tasks_exchange(),
-        routing_key: route.tier.clone(),
-        priority: route.priority,
+        routing_key: task.tier.clone(),
+        priority: task.priority,
     }
 }
 

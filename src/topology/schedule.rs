@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::names;
 use super::reader::{At, Reader, did_you_mean, near_miss, quoted};
-use super::task::Route;
+use super::task::MappedTask;
 use super::timing::{LONGEST_EVERY, Mistake, SHORTEST_EVERY, Timing};
 use super::units::show_duration;
 
@@ -84,7 +84,7 @@ const SHORTEST_EXPIRY: Duration = Duration::from_secs(1);
 /// Runs may overlap in the queue for this long, however close together they are.
 const OVERLAP: Duration = Duration::from_secs(60);
 
-pub(super) fn read(root: &mut Reader<'_>, routes: &[Route]) -> Vec<Schedule> {
+pub(super) fn read(root: &mut Reader<'_>, mapped: &[MappedTask]) -> Vec<Schedule> {
     let Some(section) = root.table("schedules") else {
         return Vec::new();
     };
@@ -93,13 +93,13 @@ pub(super) fn read(root: &mut Reader<'_>, routes: &[Route]) -> Vec<Schedule> {
         if let Some((message, help)) = name_mistake(name.get_ref()) {
             section.source().report(&name.span(), message, Some(&help));
         }
-        schedules.extend(read_schedule(name.get_ref(), table, routes));
+        schedules.extend(read_schedule(name.get_ref(), table, mapped));
     }
     schedules
 }
 
-fn read_schedule(name: &str, mut table: Reader<'_>, routes: &[Route]) -> Option<Schedule> {
-    let task = read_task(&mut table, routes);
+fn read_schedule(name: &str, mut table: Reader<'_>, mapped: &[MappedTask]) -> Option<Schedule> {
+    let task = read_task(&mut table, mapped);
     let timing = read_timing(&mut table);
     let payload = match table.value("payload") {
         Some(payload) => to_json(payload, &table),
@@ -131,9 +131,9 @@ fn read_schedule(name: &str, mut table: Reader<'_>, routes: &[Route]) -> Option<
     })
 }
 
-fn read_task(table: &mut Reader<'_>, routes: &[Route]) -> Option<String> {
+fn read_task(table: &mut Reader<'_>, mapped: &[MappedTask]) -> Option<String> {
     let task = table.text("task")?;
-    if let Some((message, help)) = task_mistake(task, routes) {
+    if let Some((message, help)) = task_mistake(task, mapped) {
         let message = format!("{} {message}", table.what());
         table.reject("task", message, help.as_deref());
     }
@@ -208,8 +208,8 @@ pub(crate) fn name_mistake(name: &str) -> Option<(String, String)> {
 }
 
 /// What is wrong with the task of a schedule.
-pub(crate) fn task_mistake(task: &str, routes: &[Route]) -> Option<Mistake> {
-    let mut tasks = routes.iter().map(|route| route.task.as_str());
+pub(crate) fn task_mistake(task: &str, mapped: &[MappedTask]) -> Option<Mistake> {
+    let mut tasks = mapped.iter().map(|task| task.name.as_str());
     if tasks.clone().any(|known| known == task) {
         return None;
     }

@@ -124,7 +124,7 @@ async fn run(shop: &Arc<Workshop>, package: &Arc<Package>, guard: &Guard) -> End
         Err(problem) => return Box::pin(bury_unreadable(shop, package, problem)).await,
     };
     let task = task_ref(&message);
-    let Some(route) = shop.topology.route(&message.task) else {
+    let Some(route) = shop.topology.task(&message.task) else {
         let problem = format!(
             "task `{}` is not mapped to a tier: add it to [tasks] in the map, then redrive it",
             message.task

@@ -197,7 +197,7 @@ impl Workshop {
         message: &Message,
         after: Duration,
     ) -> Result<Letter, Error> {
-        let route = self.topology.route(&message.task);
+        let route = self.topology.task(&message.task);
         let tier = route.map_or(package.tier.as_str(), |route| &route.tier);
         let mut properties = message.follow(&package.properties, package.repaired.as_ref());
         let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {

@@ -6,9 +6,9 @@ use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
 use crate::amqp::difference::{Change, Difference, ObjectKind};
+use crate::topology::Tier;
 use crate::topology::capabilities::Capabilities;
 use crate::topology::plan::{DestinationType, Plan};
-use crate::topology::{QueueType, Tier};
 
 /// All but the policies and the version.
 pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -217,8 +217,8 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
 
 fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = snapshot.nodes.unwrap_or(1);
-    let classic = |tier: &&Tier| tier.queue == QueueType::Classic && nodes > 1;
-    let tiers = topology.tiers().iter().filter(classic);
+    let on_one_node = |tier: &&Tier| !tier.home.queue_type().is_replicated() && nodes > 1;
+    let tiers = topology.tiers().iter().filter(on_one_node);
     tiers
         .map(|tier| Finding {
             severity: Severity::Warning,

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::snapshot::{QueueDetails, Snapshot, shown};
 use super::{Finding, Severity};
+use crate::topology::QueueType;
 use crate::topology::plan::{Argument, Plan, Queue};
 
 pub(super) fn check(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -76,8 +77,8 @@ fn lowers(queue: &Queue, argument: &str, policy: &Value) -> bool {
 }
 
 fn overflows(queue: &Queue, policy: &Value) -> bool {
-    let is_quorum =
-        queue.arguments.get("x-queue-type") == Some(&Argument::Text("quorum".to_owned()));
+    let quorum = Argument::Text(QueueType::Quorum.as_str().to_owned());
+    let is_quorum = queue.arguments.get("x-queue-type") == Some(&quorum);
     match queue.arguments.get("x-overflow") {
         Some(Argument::Text(file)) => is_quorum && policy.as_str() != Some(file),
         // What has no limit never overflows.

@@ -16,9 +16,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::amqp::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
+use crate::route::{self, Origin};
 use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
-use crate::topology::{MappedTask, QueueType, Tier, Topology, delay};
+use crate::topology::Topology;
+use crate::topology::capabilities::Capabilities;
 use crate::{Error, TaskId};
 use lane::{Answer, Lane};
 pub(crate) use lane::{Content, Letter};
@@ -128,9 +130,9 @@ impl Publisher {
         self.inner.deliver(&parcel).await
     }
 
-    /// The priority that a message may have in a quorum queue, delay levels included.
-    pub(crate) fn bearable_in_quorum(&self, priority: u8) -> u8 {
-        self.inner.bearable_in_quorum(priority)
+    /// The capabilities of the broker, as of the latest connection to it.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.inner.pool.capabilities()
     }
 
     /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
@@ -291,71 +293,27 @@ impl Inner {
         queue.unwrap_or_default().into()
     }
 
-    /// Where a request goes, as the map says, and what is sent there.
+    /// The message that a request becomes, with its destination.
     fn address(&self, request: PublishRequest) -> Result<(Letter, TaskId, String), Error> {
-        let Some(route) = self.topology.task(&request.task) else {
-            return Err(Error::UnmappedTask { task: request.task });
+        route::check_size(&self.topology, &request.task, &request.payload)?;
+        let origin = Origin::Publish {
+            priority: request.priority,
         };
-        let app = self.topology.app();
-        let limit = self.topology.broker().max_message_size;
-        if request.payload.len() as u64 > limit {
-            return Err(Error::TooLarge {
-                task: request.task.into(),
-                size: request.payload.len() as u64,
-                limit,
-            });
-        }
-        let delayed = delay::route(app, &route.tier, request.delay.unwrap_or_default())?;
-        let priority = self.priority(route, request.priority, delayed.is_some())?;
-        let (exchange, routing_key) = match delayed {
-            Some(delayed) => (delayed.exchange, delayed.routing_key),
-            None => (self.topology.names().tasks_exchange(), route.tier.clone()),
-        };
-        let mut message = Message::first(request, &route.tier, priority, SystemTime::now());
-        message.priority = priority;
+        let delay = request.delay.unwrap_or_default();
+        let capabilities = self.pool.capabilities();
+        let route =
+            route::destination(&self.topology, &capabilities, &request.task, origin, delay)?;
+        let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
+        message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
         let app = Arc::clone(&self.app);
         let letter = Letter {
-            exchange,
-            routing_key,
+            exchange: route.exchange,
+            routing_key: route.routing_key,
             content: Content::New { message, app },
         };
-        Ok((letter, id, route.tier.clone()))
-    }
-
-    /// The priority on the wire: what was asked for or what the map says, and in a quorum queue,
-    /// the delay levels included, no more than the broker's version bears.
-    fn priority(
-        &self,
-        route: &MappedTask,
-        wanted: Option<u8>,
-        is_delayed: bool,
-    ) -> Result<u8, Error> {
-        let tier = self.topology.tier(&route.tier);
-        let highest = tier.and_then(|tier| tier.home.max_priority());
-        let priority = match (wanted, highest) {
-            (Some(wanted), Some(highest)) if wanted <= highest => wanted,
-            (None, _) => route.priority,
-            (Some(wanted), highest) => {
-                return Err(Error::InvalidPriority {
-                    task: route.name.as_str().into(),
-                    priority: wanted,
-                    highest,
-                });
-            }
-        };
-        let is_quorum = is_delayed
-            || tier.is_some_and(|tier: &Tier| tier.home.queue_type() == QueueType::Quorum);
-        Ok(match is_quorum {
-            true => self.bearable_in_quorum(priority),
-            false => priority,
-        })
-    }
-
-    fn bearable_in_quorum(&self, priority: u8) -> u8 {
-        let bearable = self.pool.highest_quorum_priority();
-        priority.min(bearable.unwrap_or(u8::MAX))
+        Ok((letter, id, route.tier))
     }
 }
 

@@ -10,14 +10,35 @@ use tokio::time::{Instant, timeout_at};
 use super::lane::{Lane, STUCK_AFTER};
 use super::link::{self, Live, Settings};
 use crate::amqp::Connection;
+use crate::topology::capabilities::Capabilities;
 
 /// Connections that are made again whenever they are lost, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// One for each connection.
-    states: watch::Receiver<Vec<State>>,
+    states: watch::Receiver<States>,
     next: AtomicUsize,
     _keepers: JoinSet<()>,
+}
+
+/// The state of every connection, and what is known of the broker.
+#[derive(Debug)]
+struct States {
+    connections: Vec<State>,
+    /// Of the latest connection, so that a message for a broker that is away right now is addressed
+    /// for its version too.
+    capabilities: Capabilities,
+}
+
+impl States {
+    fn set(&mut self, index: usize, state: State) {
+        match &state {
+            State::Up(live) | State::Blocked(live) => {
+                self.capabilities = live.capabilities().clone();
+            }
+            State::Down(_) => {}
+        }
+        self.connections[index] = state;
+    }
 }
 
 /// How a connection is.
@@ -42,13 +63,16 @@ impl Pool {
     /// Keeps up `size` connections, beginning with one that is open already.
     pub(super) fn keep(settings: Settings, size: usize, first: Connection) -> Self {
         let not_yet = State::Down("the connection is being made".into());
-        let (sender, states) = watch::channel(vec![not_yet; size.max(1)]);
+        let (sender, states) = watch::channel(States {
+            connections: vec![not_yet; size.max(1)],
+            capabilities: first.capabilities().clone(),
+        });
         let (sender, settings) = (Arc::new(sender), Arc::new(settings));
         let mut keepers = JoinSet::new();
         let mut first = Some(first);
         for index in 0..size.max(1) {
             let sender = Arc::clone(&sender);
-            let tell = move |state| sender.send_modify(|states| states[index] = state);
+            let tell = move |state| sender.send_modify(|states| states.set(index, state));
             // Known before anybody publishes.
             let begin = first
                 .take()
@@ -67,7 +91,7 @@ impl Pool {
 
     /// A lane that is there already, as nearly always.
     pub(super) fn lane_now(&self) -> Option<(Arc<Live>, Arc<Lane>)> {
-        let live = self.choose(&self.states.borrow()).ok()?;
+        let live = self.choose(&self.states.borrow().connections).ok()?;
         let lane = live.lane_now()?;
         Some((live, lane))
     }
@@ -95,7 +119,7 @@ impl Pool {
     async fn live(&self, deadline: Instant) -> Result<Arc<Live>, NoLane> {
         let mut states = self.states.clone();
         loop {
-            let why = match self.choose(&states.borrow_and_update()) {
+            let why = match self.choose(&states.borrow_and_update().connections) {
                 Ok(live) => return Ok(live),
                 Err(why) => why,
             };
@@ -126,13 +150,8 @@ impl Pool {
         Err(why)
     }
 
-    /// What the broker's quorum queues bear, as far as a connection is there.
-    pub(super) fn highest_quorum_priority(&self) -> Option<u8> {
-        self.states.borrow().iter().find_map(|state| match state {
-            State::Up(live) | State::Blocked(live) => {
-                Some(live.capabilities().highest_quorum_priority)
-            }
-            State::Down(_) => None,
-        })
+    /// The capabilities of the broker, as of the latest connection to it.
+    pub(super) fn capabilities(&self) -> Capabilities {
+        self.states.borrow().capabilities.clone()
     }
 }

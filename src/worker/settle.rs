@@ -12,6 +12,7 @@ use super::identity::{self, Key};
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message, Repaired};
 use crate::publish::{Content, Letter};
+use crate::route::{self, Origin};
 use crate::task::TaskId;
 use crate::topology::delay;
 
@@ -190,30 +191,27 @@ impl Workshop {
         self.publisher.forward(letter, &message.id, deadline).await
     }
 
-    /// The way to the message's tier, as the map says today.
+    /// The message for its tier, as the map says today.
     fn addressed(
         &self,
         package: &Package,
         message: &Message,
         after: Duration,
     ) -> Result<Letter, Error> {
-        let route = self.topology.task(&message.task);
-        let tier = route.map_or(package.tier.as_str(), |route| &route.tier);
-        let mut properties = message.follow(&package.properties, package.repaired.as_ref());
-        let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
-            Some(delayed) => {
-                let priority = self.publisher.bearable_in_quorum(message.priority);
-                properties = properties.with_priority(priority);
-                (delayed.exchange, delayed.routing_key)
-            }
-            None => (self.topology.names().tasks_exchange(), tier.to_owned()),
+        let origin = Origin::Retry {
+            tier: &package.tier,
+            priority: message.priority,
         };
+        let capabilities = self.publisher.capabilities();
+        let (topology, task) = (&self.topology, &message.task);
+        let route = route::destination(topology, &capabilities, task, origin, after)?;
+        let properties = message.follow(&package.properties, package.repaired.as_ref());
         Ok(Letter {
-            exchange,
-            routing_key,
+            exchange: route.exchange,
+            routing_key: route.routing_key,
             content: Content::Forwarded {
                 payload: package.payload.clone(),
-                properties,
+                properties: properties.with_priority(route.priority),
             },
         })
     }

@@ -18,7 +18,7 @@ use tracing::Instrument;
 use super::{DeadLetters, State, properties};
 use crate::message::{Message, Redriven};
 use crate::postgres::Time;
-use crate::publish::{Content, DEFAULT_DEADLINE, Letter};
+use crate::publish::{Content, DEFAULT_DEADLINE, OutgoingMessage};
 use crate::route::{self, Origin};
 use crate::task::Receipt;
 use crate::topology::Topology;
@@ -286,7 +286,7 @@ fn prepare(
     capabilities: &Capabilities,
     claimed: Claimed,
     who: &str,
-) -> Result<(Letter, TaskId, String), Error> {
+) -> Result<(OutgoingMessage, TaskId, String), Error> {
     let refused = |problem: String| Error::DeadLetterRefused {
         id: claimed.id,
         problem: problem.into(),
@@ -318,7 +318,7 @@ fn prepare(
     let mut message = next_life(&claimed, message, &delivered, who);
     // From now on it waits for a worker; until now it waited for somebody to redrive it.
     message.due_at = Some(now);
-    let letter = Letter {
+    let letter = OutgoingMessage {
         exchange: route.exchange,
         routing_key: route.routing_key,
         content: Content::Forwarded {

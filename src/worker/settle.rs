@@ -11,7 +11,7 @@ use super::Workshop;
 use super::identity::{self, Key};
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message, Repaired};
-use crate::publish::{Content, Letter};
+use crate::publish::{Content, OutgoingMessage};
 use crate::route::{self, Origin};
 use crate::task::TaskId;
 use crate::topology::delay;
@@ -164,7 +164,7 @@ impl Workshop {
             // One that was drawn is in logs and events already.
             properties = properties.with_message_id(id.as_str().into());
         }
-        let letter = Letter {
+        let letter = OutgoingMessage {
             exchange: self.topology.names().dead_letter_exchange(&package.tier),
             routing_key: package.tier.clone(),
             content: Content::Forwarded {
@@ -197,7 +197,7 @@ impl Workshop {
         package: &Package,
         message: &Message,
         after: Duration,
-    ) -> Result<Letter, Error> {
+    ) -> Result<OutgoingMessage, Error> {
         let origin = Origin::Retry {
             tier: &package.tier,
             priority: message.priority,
@@ -206,7 +206,7 @@ impl Workshop {
         let (topology, task) = (&self.topology, &message.task);
         let route = route::destination(topology, &capabilities, task, origin, after)?;
         let properties = message.follow(&package.properties, package.repaired.as_ref());
-        Ok(Letter {
+        Ok(OutgoingMessage {
             exchange: route.exchange,
             routing_key: route.routing_key,
             content: Content::Forwarded {

@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::Error;
+use crate::amqp::command::Command;
 use crate::amqp::connection::Connection;
-use crate::amqp::lanes::{self, Refusal};
 #[cfg(feature = "management")]
 use crate::amqp::management::Management;
-use crate::amqp::operation::Operation;
+use crate::amqp::run_commands::{self, Refusal};
 use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -116,15 +116,15 @@ impl Snapshot {
         connection: &Connection,
         names: Vec<&str>,
     ) -> Result<(), Error> {
-        let operations: Vec<_> = names
+        let commands: Vec<_> = names
             .iter()
-            .map(|name| Operation::FindExchange(name))
+            .map(|name| Command::FindExchange(name))
             .collect();
-        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
-        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+        let results = run_commands::run(connection, &commands, Instant::now() + LIMIT).await?;
+        for ((name, command), answer) in names.iter().zip(&commands).zip(results) {
             match answer {
                 Ok(_) => _ = self.exchanges.insert((*name).to_owned(), None),
-                Err(refusal) => not_found(connection, operation, &refusal)?,
+                Err(refusal) => not_found(connection, command, &refusal)?,
             }
         }
         Ok(())
@@ -132,12 +132,9 @@ impl Snapshot {
 
     /// Counts the messages and consumers of these queues, and drops those that are not there.
     async fn count(&mut self, connection: &Connection, names: Vec<&str>) -> Result<(), Error> {
-        let operations: Vec<_> = names
-            .iter()
-            .map(|name| Operation::FindQueue(name))
-            .collect();
-        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
-        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+        let commands: Vec<_> = names.iter().map(|name| Command::FindQueue(name)).collect();
+        let results = run_commands::run(connection, &commands, Instant::now() + LIMIT).await?;
+        for ((name, command), answer) in names.iter().zip(&commands).zip(results) {
             match answer {
                 Ok(counts) => {
                     let queue = self.queues.entry((*name).to_owned()).or_default();
@@ -145,7 +142,7 @@ impl Snapshot {
                     queue.consumers = counts.consumers;
                 }
                 Err(refusal) => {
-                    not_found(connection, operation, &refusal)?;
+                    not_found(connection, command, &refusal)?;
                     self.queues.remove(*name);
                     if refusal.is_unreachable() {
                         self.unreachable.insert((*name).to_owned());
@@ -159,13 +156,13 @@ impl Snapshot {
 
 fn not_found(
     connection: &Connection,
-    operation: &Operation<'_>,
+    command: &Command<'_>,
     refusal: &Refusal,
 ) -> Result<(), Error> {
     match refusal.code {
         Refusal::NOT_FOUND => Ok(()),
         _ => Err(Error::OperationRefused {
-            tried: format!("{operation} on {}", connection.address()).into(),
+            tried: format!("{command} on {}", connection.address()).into(),
             cause: refusal.text.as_str().into(),
         }),
     }

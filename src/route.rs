@@ -19,9 +19,9 @@ pub(crate) struct Destination {
     pub(crate) priority: u8,
 }
 
-/// Why a message is sent, which decides its priority.
+/// The reason why a message is sent, which decides its priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin<'a> {
+pub(crate) enum RouteRequest<'a> {
     /// A publish, or a due run of a schedule, with the priority that it asks for, if any. A priority
     /// that the tier does not have is an error.
     Publish { priority: Option<u8> },
@@ -45,20 +45,22 @@ pub(crate) fn destination(
     topology: &Topology,
     capabilities: &Capabilities,
     task: &str,
-    origin: Origin<'_>,
+    request: RouteRequest<'_>,
     delay: Duration,
 ) -> Result<Destination, Error> {
     let unmapped = || Error::UnmappedTask {
         task: task.to_owned(),
     };
     let mapped = topology.task(task);
-    let tier = match (mapped, origin) {
+    let tier = match (mapped, request) {
         (Some(mapped), _) => mapped.tier.as_str(),
-        (None, Origin::Retry { tier, .. }) => tier,
-        (None, Origin::Publish { .. } | Origin::Redrive { .. }) => return Err(unmapped()),
+        (None, RouteRequest::Retry { tier, .. }) => tier,
+        (None, RouteRequest::Publish { .. } | RouteRequest::Redrive { .. }) => {
+            return Err(unmapped());
+        }
     };
     let tier = topology.tier(tier).ok_or_else(unmapped)?;
-    let priority = priority(task, mapped, tier, origin)?;
+    let priority = priority(task, mapped, tier, request)?;
     let delayed = delay::route(topology.app(), &tier.name, delay)?;
     let is_in_quorum_queue = match tier.home {
         Home::Classic { .. } => delayed.is_some(),
@@ -101,12 +103,12 @@ fn priority(
     task: &str,
     mapped: Option<&MappedTask>,
     tier: &Tier,
-    origin: Origin<'_>,
+    request: RouteRequest<'_>,
 ) -> Result<u8, Error> {
     let highest = tier.home.max_priority();
-    let kept = match origin {
-        Origin::Publish { priority: None } => None,
-        Origin::Publish {
+    let kept = match request {
+        RouteRequest::Publish { priority: None } => None,
+        RouteRequest::Publish {
             priority: Some(wanted),
         } => match highest {
             Some(highest) if wanted <= highest => Some(wanted),
@@ -118,11 +120,11 @@ fn priority(
                 });
             }
         },
-        Origin::Retry {
+        RouteRequest::Retry {
             tier: from,
             priority,
         }
-        | Origin::Redrive {
+        | RouteRequest::Redrive {
             tier: from,
             priority,
         } => (from == tier.name).then_some(priority.min(highest.unwrap_or(u8::MAX))),
@@ -166,49 +168,49 @@ mod tests {
     fn route_on(
         version: &str,
         task: &str,
-        origin: Origin<'_>,
+        request: RouteRequest<'_>,
         delay: Duration,
     ) -> Result<Destination, Error> {
         let capabilities = Capabilities::of(version.parse().unwrap()).unwrap();
-        destination(&topology(), &capabilities, task, origin, delay)
+        destination(&topology(), &capabilities, task, request, delay)
     }
 
-    fn route(task: &str, origin: Origin<'_>) -> Destination {
-        route_on("4.3.6", task, origin, Duration::ZERO).unwrap()
+    fn route(task: &str, request: RouteRequest<'_>) -> Destination {
+        route_on("4.3.6", task, request, Duration::ZERO).unwrap()
     }
 
-    fn publish(priority: impl Into<Option<u8>>) -> Origin<'static> {
-        Origin::Publish {
+    fn publish(priority: impl Into<Option<u8>>) -> RouteRequest<'static> {
+        RouteRequest::Publish {
             priority: priority.into(),
         }
     }
 
-    fn retry(tier: &str, priority: u8) -> Origin<'_> {
-        Origin::Retry { tier, priority }
+    fn retry(tier: &str, priority: u8) -> RouteRequest<'_> {
+        RouteRequest::Retry { tier, priority }
     }
 
-    fn redrive(tier: &str, priority: u8) -> Origin<'_> {
-        Origin::Redrive { tier, priority }
+    fn redrive(tier: &str, priority: u8) -> RouteRequest<'_> {
+        RouteRequest::Redrive { tier, priority }
     }
 
     #[test]
-    fn every_origin_leads_to_the_tier_that_the_map_names() {
-        for origin in [publish(None), retry("normal", 8), redrive("normal", 8)] {
+    fn every_request_leads_to_the_tier_that_the_map_names() {
+        for request in [publish(None), retry("normal", 8), redrive("normal", 8)] {
             let expected = Destination {
                 tier: "urgent".to_owned(),
                 exchange: "shop.tasks".to_owned(),
                 routing_key: "urgent".to_owned(),
                 priority: 8,
             };
-            assert_eq!(route("otp", origin), expected, "{origin:?}");
+            assert_eq!(route("otp", request), expected, "{request:?}");
         }
     }
 
     #[test]
     fn a_delay_leads_through_the_delay_levels_of_the_tier() {
-        for origin in [publish(None), retry("urgent", 5), redrive("urgent", 5)] {
+        for request in [publish(None), retry("urgent", 5), redrive("urgent", 5)] {
             let delay = Duration::from_millis(300);
-            let delayed = route_on("4.3.6", "otp", origin, delay).unwrap();
+            let delayed = route_on("4.3.6", "otp", request, delay).unwrap();
             assert_eq!(delayed.tier, "urgent");
             assert_eq!(delayed.exchange, "shop.delay.urgent.01");
             assert!(delayed.routing_key.starts_with("urgent.0."), "{delayed:?}");
@@ -220,8 +222,8 @@ mod tests {
 
     #[test]
     fn an_unmapped_task_is_an_error_and_its_retry_stays_in_its_tier() {
-        for origin in [publish(None), redrive("urgent", 5), retry("gone", 5)] {
-            let refused = route_on("4.3.6", "spam", origin, Duration::ZERO);
+        for request in [publish(None), redrive("urgent", 5), retry("gone", 5)] {
+            let refused = route_on("4.3.6", "spam", request, Duration::ZERO);
             assert!(matches!(refused, Err(Error::UnmappedTask { .. })));
         }
         let stays = route("spam", retry("urgent", 7));
@@ -254,36 +256,36 @@ mod tests {
         }
     }
 
-    /// Version, task, origin, delay in ms, priority.
-    type Case = (&'static str, &'static str, Origin<'static>, u64, u8);
+    /// Version, task, request, delay in ms, priority.
+    type Case = (&'static str, &'static str, RouteRequest<'static>, u64, u8);
 
     #[test]
     fn no_priority_in_a_quorum_queue_exceeds_what_the_broker_supports() {
-        let origin = |task| match task {
-            "otp" => Origin::Retry {
+        let request = |task| match task {
+            "otp" => RouteRequest::Retry {
                 tier: "urgent",
                 priority: 9,
             },
-            _ => Origin::Redrive {
+            _ => RouteRequest::Redrive {
                 tier: "normal",
                 priority: 40,
             },
         };
         let cases: [Case; 9] = [
-            ("3.10.8", "mail", origin("mail"), 0, 40),
-            ("4.2.0", "mail", origin("mail"), 0, 4),
-            ("4.3.0", "mail", origin("mail"), 0, 31),
-            ("3.10.8", "otp", origin("otp"), 100, 9),
-            ("4.2.0", "otp", origin("otp"), 100, 4),
-            ("4.3.0", "otp", origin("otp"), 100, 9),
-            ("4.2.0", "otp", origin("otp"), 0, 9),
+            ("3.10.8", "mail", request("mail"), 0, 40),
+            ("4.2.0", "mail", request("mail"), 0, 4),
+            ("4.3.0", "mail", request("mail"), 0, 31),
+            ("3.10.8", "otp", request("otp"), 100, 9),
+            ("4.2.0", "otp", request("otp"), 100, 4),
+            ("4.3.0", "otp", request("otp"), 100, 9),
+            ("4.2.0", "otp", request("otp"), 0, 9),
             ("4.2.0", "otp", publish(9), 100, 4),
             ("4.2.0", "otp", publish(9), 0, 9),
         ];
-        for (version, task, origin, delay, expected) in cases {
+        for (version, task, request, delay, expected) in cases {
             let delay = Duration::from_millis(delay);
-            let priority = route_on(version, task, origin, delay).unwrap().priority;
-            assert_eq!(priority, expected, "{version} {task} {origin:?} {delay:?}");
+            let priority = route_on(version, task, request, delay).unwrap().priority;
+            assert_eq!(priority, expected, "{version} {task} {request:?} {delay:?}");
         }
     }
 

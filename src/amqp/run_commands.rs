@@ -63,8 +63,8 @@ pub(super) async fn run(
     deadline: Instant,
 ) -> Result<Vec<CommandResult>, Error> {
     let next = AtomicUsize::new(0);
-    let channels =
-        (0..CHANNELS.min(commands.len())).map(|_| run_on_channel(connection, commands, &next, deadline));
+    let channels = (0..CHANNELS.min(commands.len()))
+        .map(|_| run_on_channel(connection, commands, &next, deadline));
     let mut results: Vec<_> = try_join_all(channels)
         .await?
         .into_iter()

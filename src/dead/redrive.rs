@@ -19,7 +19,7 @@ use super::{DeadLetters, State, properties};
 use crate::message::{Message, Redriven};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, OutgoingMessage};
-use crate::route::{self, Origin};
+use crate::route::{self, RouteRequest};
 use crate::task::Receipt;
 use crate::topology::Topology;
 use crate::topology::capabilities::Capabilities;
@@ -296,7 +296,7 @@ fn prepare(
     let now = std::time::SystemTime::now();
     let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
     let mut message = message.map_err(refused)?;
-    let origin = Origin::Redrive {
+    let origin = RouteRequest::Redrive {
         tier: &claimed.tier,
         priority: message.priority,
     };

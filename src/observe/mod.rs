@@ -1,4 +1,5 @@
-//! What happens, as it happens: events from which logs, metrics and tests are made.
+//! Events: observers get one for every connection, start, outcome and failure, for logs, metrics and
+//! tests.
 
 mod event;
 
@@ -44,18 +45,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_observer_that_panics_does_not_keep_the_news_from_the_next() {
-        let heard = Arc::new(AtomicUsize::new(0));
-        let hearing = heard.clone();
+    fn an_observer_that_panics_does_not_keep_the_event_from_the_next() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = count.clone();
         let mut observers = Observers::default();
-        observers.add(|_| panic!("no news, please"));
+        observers.add(|_| panic!("an observer's own mistake"));
         observers.add(move |_| {
-            hearing.fetch_add(1, Ordering::Relaxed);
+            counter.fetch_add(1, Ordering::Relaxed);
         });
         observers.emit(&Event::Connected {
             purpose: Purpose::Publish,
             address: "localhost",
         });
-        assert_eq!(heard.load(Ordering::Relaxed), 1);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::amqp::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
-use crate::route::{self, Origin};
+use crate::route::{self, RouteRequest};
 use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
@@ -304,14 +304,19 @@ impl Inner {
 
     /// The message that a request becomes, with its destination.
     fn address(&self, request: PublishRequest) -> Result<(OutgoingMessage, TaskId, String), Error> {
-        route::check_size(&self.topology, &request.task, &request.payload)?;
-        let origin = Origin::Publish {
+        let route_request = RouteRequest::Publish {
             priority: request.priority,
         };
         let delay = request.delay.unwrap_or_default();
         let capabilities = self.pool.capabilities();
-        let route =
-            route::destination(&self.topology, &capabilities, &request.task, origin, delay)?;
+        let route = route::destination(
+            &self.topology,
+            &capabilities,
+            &request.task,
+            route_request,
+            delay,
+        )?;
+        route::check_size(&self.topology, &request.task, &request.payload)?;
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
         message.check()?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::difference::differences;
 use super::timeline::{Timeline, later};
 use crate::message::Message;
-use crate::route::{self, Origin};
+use crate::route::{self, RouteRequest};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
 use crate::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
 use crate::{Error, Topology};
@@ -148,13 +148,13 @@ impl RecordingPublisher {
         let Some(topology) = &self.topology else {
             return Ok(Message::first(request, "test", 5, self.timeline.now()));
         };
-        route::check_size(topology, &request.task, &request.payload)?;
-        let origin = Origin::Publish {
+        let route_request = RouteRequest::Publish {
             priority: request.priority,
         };
         let newest = Capabilities::of(QUORUM_PRIORITIES_SINCE)?;
         let delay = request.delay.unwrap_or_default();
-        let route = route::destination(topology, &newest, &request.task, origin, delay)?;
+        let route = route::destination(topology, &newest, &request.task, route_request, delay)?;
+        route::check_size(topology, &request.task, &request.payload)?;
         let (tier, priority) = (&route.tier, route.priority);
         Ok(Message::first(request, tier, priority, self.timeline.now()))
     }

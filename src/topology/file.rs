@@ -17,7 +17,7 @@ use super::task::{self, MappedTask};
 use super::tier::{self, Tier};
 use super::{MAX_FILE_SIZE, units};
 
-/// What a file without mistakes says.
+/// The content of a file without mistakes.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) app: String,
@@ -35,7 +35,7 @@ pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Content, InvalidTopology
     let source = Source::new(file, text);
     let (root, errors) = DeTable::parse_recoverable(text);
 
-    // What follows a syntax error may be misread, and a duplicate key misleads nobody.
+    // The parser may misread the text after a syntax error, but not after a duplicate key.
     let (duplicates, broken): (Vec<_>, Vec<_>) = errors
         .iter()
         .partition(|error| error.message() == "duplicate key");

@@ -26,7 +26,7 @@ use super::tier::{Home, QueueType, Tier};
 use super::{Names, Topology};
 use crate::Error;
 
-/// All the declarations of one topology, and what its publishers need to know.
+/// All the declarations of one topology, and the exchange, routing key and priority of every task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Plan {
@@ -36,7 +36,7 @@ pub struct Plan {
     pub exchanges: Vec<Exchange>,
     /// The queues; all names begin with `{app}.`.
     pub queues: Vec<Queue>,
-    /// What connects them.
+    /// The bindings between them.
     pub bindings: Vec<Binding>,
     /// Bindings to take away once the others are there: those of tiers' earlier generations, which
     /// would get a second copy of every message.
@@ -57,7 +57,7 @@ pub struct Exchange {
     pub kind: ExchangeKind,
     /// Whether it survives a restart of the broker: always.
     pub durable: bool,
-    /// Whether it goes when nobody uses it any more: never.
+    /// Whether the broker deletes it when it is no longer used: never.
     pub auto_delete: bool,
     /// Its arguments.
     pub arguments: Arguments,
@@ -97,7 +97,7 @@ pub struct Queue {
     pub name: String,
     /// Whether it survives a restart of the broker: always.
     pub durable: bool,
-    /// Whether it goes when nobody uses it any more: never.
+    /// Whether the broker deletes it when it is no longer used: never.
     pub auto_delete: bool,
     /// Its arguments, always with `x-queue-type`.
     pub arguments: Arguments,
@@ -113,13 +113,13 @@ pub struct Binding {
     pub destination: String,
     /// Which of the two it is.
     pub destination_type: DestinationType,
-    /// The key or pattern; empty where the source does not look at it.
+    /// The key or pattern; empty if the source ignores it.
     pub routing_key: String,
     /// Its arguments.
     pub arguments: Arguments,
 }
 
-/// What a binding leads to.
+/// The kind of object that a binding leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DestinationType {
@@ -196,7 +196,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The tier's queue, and where it leaves what it gives up.
+    /// The tier's queue, and the exchange and queue for its dead letters.
     fn tier(&mut self, names: &Names<'_>, tier: &Tier) {
         let queue = names.queue(tier);
         let dead_letters = names.dead_letter_exchange(&tier.name);
@@ -207,8 +207,8 @@ impl Plan {
         );
         self.bind_queue(&names.tasks_exchange(), &queue, &tier.name);
 
-        // A headers exchange, because its kind cannot change later and only headers tell an
-        // expired message from a rejected one. Matching all of no headers takes everything.
+        // A headers exchange, because its kind cannot change later and only headers
+        // distinguish an expired message from a rejected one. Matching all of no headers takes everything.
         self.exchange(dead_letters.clone(), ExchangeKind::Headers, []);
         let dead_letter_queue = names.dead_letter_queue(&tier.name);
         let expiry = ("x-message-ttl", milliseconds(tier.dlq.expiry));
@@ -222,7 +222,8 @@ impl Plan {
         );
     }
 
-    /// Where delayed messages go whose tier is gone: without it they would stall their level.
+    /// The exchange and queue for delayed messages whose tier no longer exists: without them such
+    /// messages would stay in their delay level.
     fn unrouted(&mut self, names: &Names<'_>) {
         let unrouted = names.unrouted();
         self.exchange(unrouted.clone(), ExchangeKind::Fanout, []);
@@ -253,7 +254,7 @@ impl Plan {
         self.bind_queue(&out, &names.queue(tier), "#");
     }
 
-    /// What leads to the tier's queue now no longer leads to those of its earlier generations.
+    /// Unbinds the queues of the tier's earlier generations from everything that its queue is bound to.
     fn retire(&mut self, names: &Names<'_>, tier: &Tier) {
         let queue = names.queue(tier);
         let current = self.bindings.iter();

@@ -28,7 +28,7 @@ pub struct Schedule {
     /// For how long after its due time a run is worth running. No default: it is what keeps runs
     /// from piling up. From 1 s to the shortest time between two runs, or a minute if that is longer.
     pub expires: Duration,
-    /// What becomes of runs that came due while no scheduler was running. Default `"skip"`.
+    /// How to handle runs that came due while no scheduler was running. Default `"skip"`.
     pub missed: Missed,
 }
 
@@ -53,7 +53,7 @@ impl Schedule {
     }
 }
 
-/// What becomes of runs that came due while no scheduler was running for a minute or longer.
+/// How to handle runs that came due while no scheduler was running for a minute or longer.
 ///
 /// All of them are counted. Shorter absences, such as the takeover by another process, are none:
 /// after these, as while a scheduler is running, the newest run that has not expired is published.
@@ -191,7 +191,7 @@ fn read_timing(table: &mut Reader<'_>) -> Option<Timing> {
     is_known.then_some(timing)
 }
 
-/// What is wrong with the name of a schedule.
+/// The mistake in the name of a schedule.
 pub(crate) fn name_mistake(name: &str) -> Option<(String, String)> {
     if name.len() > LONGEST_NAME {
         let message = format!(
@@ -207,7 +207,7 @@ pub(crate) fn name_mistake(name: &str) -> Option<(String, String)> {
     })
 }
 
-/// What is wrong with the task of a schedule.
+/// The mistake in the task of a schedule.
 pub(crate) fn task_mistake(task: &str, mapped: &[MappedTask]) -> Option<Mistake> {
     let mut tasks = mapped.iter().map(|task| task.name.as_str());
     if tasks.clone().any(|known| known == task) {
@@ -221,10 +221,10 @@ pub(crate) fn task_mistake(task: &str, mapped: &[MappedTask]) -> Option<Mistake>
     ))
 }
 
-/// What is wrong with the expiry of a schedule.
+/// The mistake in the expiry of a schedule.
 ///
-/// Where runs live on while newer ones come, a pool that is late or down for a while has a pile of
-/// them to run, each as old news as the last: the stampede that `expires` is there to prevent.
+/// If runs outlive the next ones, a pool that is late or down for a while has many outdated runs to
+/// catch up with: the stampede that `expires` prevents.
 pub(crate) fn expiry_mistake(timing: &Timing, expires: Duration) -> Option<Mistake> {
     if (SHORTEST_EXPIRY..=OVERLAP).contains(&expires) {
         return None;
@@ -251,7 +251,7 @@ pub(crate) fn expiry_mistake(timing: &Timing, expires: Duration) -> Option<Mista
     })
 }
 
-/// A value of the file as JSON. What JSON cannot say is reported.
+/// A value of the file as JSON. Reports values that JSON does not have.
 fn to_json(value: &At<DeValue<'_>>, table: &Reader<'_>) -> Option<Value> {
     let refuse = |problem: &str| {
         let message = format!("payload in {} {problem}", table.what());

@@ -16,7 +16,7 @@ use super::source::Source;
 pub struct Tier {
     /// The name in `[tiers.NAME]`: letters, digits, `_` and `-`.
     pub name: String,
-    /// Where the tier's messages wait: the key `queue`, and the keys that only this kind of queue
+    /// The queue of the tier's messages: the key `queue`, and the keys that only this kind of queue
     /// has. It has no default.
     pub home: Home,
     /// The share of slots in a weighted group, relative to the group's other tiers: 0.001 to 1000.
@@ -35,7 +35,7 @@ pub struct Tier {
     pub dlq: DeadLetterQueue,
 }
 
-/// Where the messages of a tier wait, with the settings that only this home has.
+/// The place in which a tier's messages wait, with the settings that only this kind has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Home {
     /// `"classic"`: a classic queue on one node of the broker.
@@ -113,13 +113,13 @@ impl QueueType {
     }
 }
 
-/// `[tiers.NAME.dlq]`: where a tier's dead letters wait to be collected.
+/// `[tiers.NAME.dlq]`: the queue in which a tier's dead letters wait for the collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetterQueue {
     /// Default quorum, because a dead letter is the last copy.
     pub queue: QueueType,
-    /// After how long a dead letter that nobody collected is dropped. Default 30 days.
+    /// The time after which the broker drops a dead letter that no collector took. Default 30 days.
     pub expiry: Duration,
 }
 
@@ -144,9 +144,9 @@ impl Tier {
 
 const DEFAULT_PRIORITY: u8 = 5;
 
-/// For tiers without priorities: what a quorum queue of RabbitMQ 4.3 takes for a message that has
-/// none, and the highest that one of 4.0 to 4.2 bears. The same for all, so the order stays as it
-/// is when the broker is upgraded under waiting messages.
+/// The priority in tiers without priorities. A quorum queue of RabbitMQ 4.3 gives it to a message that
+/// has none, and it is the highest that 4.0 to 4.2 treat as normal. All messages have the same, so the
+/// order stays when the broker is upgraded under waiting messages.
 const UNORDERED_PRIORITY: u8 = 4;
 
 const CLASSIC_PRIORITIES: RangeInclusive<u8> = 0..=255;

@@ -12,7 +12,7 @@ use super::identity::{self, Key};
 use crate::Error;
 use crate::message::{DeadReason, Death, FailedAttempt, Failure, Message, Repaired};
 use crate::publish::{Content, OutgoingMessage};
-use crate::route::{self, Origin};
+use crate::route::{self, RouteRequest};
 use crate::task::TaskId;
 use crate::topology::delay;
 
@@ -198,7 +198,7 @@ impl Workshop {
         message: &Message,
         after: Duration,
     ) -> Result<OutgoingMessage, Error> {
-        let origin = Origin::Retry {
+        let origin = RouteRequest::Retry {
             tier: &package.tier,
             priority: message.priority,
         };

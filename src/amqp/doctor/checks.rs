@@ -21,7 +21,7 @@ pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<
     findings
 }
 
-/// What the broker's version is known for.
+/// The known traps of the broker's version.
 pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding> {
     let object = format!("RabbitMQ {}", capabilities.version);
     capabilities.traps().into_iter().map(move |trap| Finding {
@@ -162,7 +162,7 @@ fn shown(binding: &FoundBinding) -> String {
     format!("binding of {destination} to {source} with the key {routing_key:?}")
 }
 
-/// What belongs to the app and is not in the file any more.
+/// Objects of the app that the file no longer has.
 fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     // App names have no dots: no other app has names that begin so.
     let prefix = format!("{}.", plan.app);

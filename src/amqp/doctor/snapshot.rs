@@ -1,4 +1,4 @@
-//! What is on a broker, as far as it could be seen.
+//! The objects on a broker, as far as they can be queried.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is on the broker. What could not be seen is `None`.
+/// The objects on the broker. `None`: they could not be queried.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     pub(crate) exchanges: BTreeMap<String, Option<ExchangeDetails>>,
@@ -46,7 +46,7 @@ pub(crate) struct QueueDetails {
     pub(crate) durable: bool,
     pub(crate) arguments: Map<String, Value>,
     pub(crate) policies: Vec<String>,
-    /// What the policies say together.
+    /// The effective settings of all policies.
     pub(crate) policy: Map<String, Value>,
 }
 
@@ -84,7 +84,7 @@ impl From<&Binding> for FoundBinding {
 }
 
 impl Snapshot {
-    /// What can be seen of the plan's objects with AMQP alone: whether they are there.
+    /// Queries by AMQP alone which of the plan's objects exist.
     pub(crate) async fn over_amqp(connection: &Connection, plan: &Plan) -> Result<Self, Error> {
         let exchanges = plan.exchanges.iter().map(|exchange| exchange.name.as_str());
         let queues = plan.queues.iter().map(|queue| queue.name.as_str());
@@ -190,7 +190,7 @@ mod management {
                 exchanges: exchanges.iter().map(exchange).collect(),
                 queues: queues
                     .iter()
-                    // The broker lets nobody but their owner look at them, and none is ours.
+                    // Only its owner may query an exclusive queue, and none is the app's.
                     .filter(|queue| queue["exclusive"] != true)
                     .map(queue)
                     .collect(),

@@ -17,7 +17,9 @@ use crate::publish::{Publisher, TraceContext};
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::secret::Secret;
-use crate::task::{Data, Publish, PublishRequest, Publishing, Receipt, Registry, Task};
+use crate::task::{
+    AddedMiddleware, Data, Middleware, Publish, PublishRequest, Publishing, Receipt, Registry, Task,
+};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
 use crate::worker::{Worker, WorkerParts};
@@ -74,6 +76,7 @@ pub struct Builder {
     publish_connections: usize,
     observers: Observers,
     registry: Option<Registry>,
+    middleware: AddedMiddleware,
     data: Data,
     version: String,
     trace: TraceContext,
@@ -97,6 +100,7 @@ impl Tierline {
             publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
             registry: None,
+            middleware: AddedMiddleware::default(),
             data: Data::new(),
             version: String::new(),
             trace: TraceContext::default(),
@@ -284,6 +288,31 @@ impl Builder {
         }
     }
 
+    /// Adds a middleware around every handler that workers run, inside those that were added before. See
+    /// [`Middleware`].
+    pub fn middleware(mut self, middleware: impl Middleware) -> Self {
+        self.middleware.add(middleware);
+        self
+    }
+
+    /// Adds a middleware around every handler that runs in this group of the map, inside those of the app.
+    /// A group that the map does not have is an error of [`connect`](Self::connect).
+    pub fn group_middleware(
+        mut self,
+        group: impl Into<String>,
+        middleware: impl Middleware,
+    ) -> Self {
+        self.middleware.add_to_group(group.into(), middleware);
+        self
+    }
+
+    /// Adds a middleware around the handler of this task, inside those of the app and of the group. A task
+    /// that the map does not have is an error of [`connect`](Self::connect).
+    pub fn task_middleware(mut self, task: impl Into<String>, middleware: impl Middleware) -> Self {
+        self.middleware.add_to_task(task.into(), middleware);
+        self
+    }
+
     /// Adds a value that handlers take with [`Context::data`](crate::Context::data), in place of an
     /// earlier one of the same type.
     pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
@@ -336,7 +365,8 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
-    /// missing and must not be declared.
+    /// missing and must not be declared; [`Error::MiddlewareWithoutTarget`] where the map does not have the group or
+    /// the task of a middleware.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
             topology,
@@ -351,10 +381,13 @@ impl Builder {
             #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
             mut observers,
             registry,
+            middleware,
             data,
             version,
             trace,
         } = self;
+        let tasks = topology.tasks().iter().map(|task| task.name.as_str());
+        let middleware = middleware.resolve(Some(&topology), &tasks.collect::<Vec<_>>())?;
         #[cfg(feature = "postgres")]
         let database = postgres.map(|url| Database::new(url.expose()));
         #[cfg(feature = "postgres")]
@@ -417,6 +450,7 @@ impl Builder {
                 connection_name: name,
                 publisher,
                 registry: registry.map(Arc::new).map_err(Arc::new),
+                middleware: Arc::new(middleware),
                 data: Arc::new(data),
                 observers,
                 version,

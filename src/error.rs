@@ -468,6 +468,15 @@ pub enum Error {
         known: Box<str>,
     },
 
+    /// A middleware was added to a group or a task that the map does not have.
+    #[error("cannot add middleware to {target}: there is none of that name{}", near.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
+    MiddlewareWithoutTarget {
+        /// The group or task that was named.
+        target: Box<str>,
+        /// One of nearly that name.
+        near: Option<Box<str>>,
+    },
+
     /// A handler may run for longer than the broker waits for an acknowledgement.
     #[error("{_0}")]
     LimitsTooLong(Box<LimitsTooLong>),
@@ -536,6 +545,7 @@ impl Error {
             Error::Shared(error) => error.is_transient(),
             Error::InvalidTopology(_)
             | Error::UnknownGroup { .. }
+            | Error::MiddlewareWithoutTarget { .. }
             | Error::LimitsTooLong(_)
             | Error::NoWatchdog { .. }
             | Error::NoSignals { .. }

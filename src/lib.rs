@@ -4,6 +4,7 @@
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
+#![doc = "[middleware]: guide::middleware"]
 #![doc = "[deploying a new task]: guide::deploying_a_new_task"]
 #![doc = "[changing a topology]: guide::changing_a_topology"]
 #![doc = "[operating dead letters]: guide::operating_dead_letters"]

@@ -18,9 +18,10 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Those that are run here. `testing` is a test itself, which `cargo test` runs.
-const RUN_HERE: [&str; 9] = [
+const RUN_HERE: [&str; 10] = [
     "delayed",
     "hello",
+    "middleware",
     "one_process",
     "redrive",
     "retries",
@@ -110,6 +111,22 @@ async fn retries_succeed_or_end_as_a_dead_letter() {
     );
     assert_eq!(dead.len(), 1);
     assert!(dead[0].ends_with("there is no card number"), "{dead:?}");
+}
+
+#[tokio::test]
+async fn middleware_checks_permissions_and_limits_handlers() {
+    let place = Place::new().await;
+    let lines = place.run("middleware").await;
+    let expected = [
+        "invoice 1007 is deleted",
+        "invoice.delete for ada: Done",
+        "invoice.delete for bob: Dead(",
+        r#"report.export for ada: Discard("longer than 200 ms")"#,
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(expected), "{lines:?}");
+    }
 }
 
 #[tokio::test]

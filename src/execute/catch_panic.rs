@@ -35,6 +35,11 @@ impl Guarded {
         };
         Ok(Self(Some(started)))
     }
+
+    /// A handler whose code has not run at all yet.
+    pub(super) fn of(running: OutcomeFuture) -> Self {
+        Self(Some(Ok(running)))
+    }
 }
 
 impl Future for Guarded {

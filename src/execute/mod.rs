@@ -16,14 +16,14 @@ pub use verdict::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
 use crate::task::{
-    Cancellation, Context, ContextParts, Data, ErrorAdvice, Outcome, Publish, Registration,
-    Registry, RetryPolicy, TaskError, TaskOptions,
+    Cancellation, Context, ContextParts, Data, ErrorAdvice, Handling, MiddlewareChains, Outcome,
+    Publish, Registration, Registry, RetryPolicy, TaskError, TaskOptions,
 };
 
 /// Executes messages: the one piece of code behind every worker and every test helper.
 ///
 /// The steps: check the expiry, look up the handler, decode the payload, run under the limits,
-/// classify. Any of them may end the execution with its [`Verdict`]; what is then done with the
+/// classify. A task with middleware is decoded inside that, under the limits. Any of them may end the execution with its [`Verdict`]; what is then done with the
 /// message is up to the caller. Nothing here knows of a broker.
 ///
 /// A panic costs only its own attempt, unless the program is built with `panic = "abort"`.
@@ -55,6 +55,7 @@ use crate::task::{
 #[derive(Clone)]
 pub struct Executor {
     registry: Arc<Registry>,
+    middleware: Arc<MiddlewareChains>,
     data: Arc<Data>,
     publisher: Arc<dyn Publish>,
     shutdown: Cancellation,
@@ -67,6 +68,7 @@ impl Executor {
     pub fn new(registry: Arc<Registry>, data: Arc<Data>, publisher: Arc<dyn Publish>) -> Self {
         Self {
             registry,
+            middleware: Arc::default(),
             data,
             publisher,
             shutdown: Cancellation::new(),
@@ -80,6 +82,11 @@ impl Executor {
     #[must_use]
     pub fn shutdown_signal(self, shutdown: Cancellation) -> Self {
         Self { shutdown, ..self }
+    }
+
+    /// Runs handlers inside this middleware. Default: none.
+    pub(crate) fn middleware(self, middleware: Arc<MiddlewareChains>) -> Self {
+        Self { middleware, ..self }
     }
 
     /// Replaces the clock that expiry is checked against. Default: the system's.
@@ -118,10 +125,29 @@ impl Executor {
         let registration = look_up(&self.registry, message)?;
         let limits = Limits::from_now(registration, cancellation.child());
         let context = self.context(message, registration, &limits);
-        let running = decode_and_start(registration, message, context)?;
+        let (running, handling) = self.start(registration, message, context)?;
         let ended = run_under_limits(running, &limits).await;
+        if let Some(error) = handling.as_deref().and_then(Handling::undecodable) {
+            return Err(undecodable(message, error));
+        }
         let policy = &registration.options().retry;
         Ok(classify(ended, policy, message.attempt, (self.random)()))
+    }
+
+    /// Starts the handler, or the middleware around it. In that case the second value tells, after the
+    /// run, whether the payload could be decoded.
+    fn start(
+        &self,
+        registration: &Registration,
+        message: &Message,
+        context: Context,
+    ) -> Result<(Guarded, Option<Arc<Handling>>), Verdict> {
+        if !self.middleware.has_any(&message.tier, registration.name()) {
+            return decode_and_start(registration, message, context).map(|it| (it, None));
+        }
+        let payload = message.payload.clone();
+        let (running, handling) = self.middleware.start(registration, context, payload);
+        Ok((Guarded::of(running), Some(handling)))
     }
 
     /// What becomes of a message that is not run at all: it has expired, or nobody here knows its task.
@@ -143,6 +169,7 @@ impl Executor {
             id: message.id.clone(),
             attempt: message.attempt,
             tier: message.tier.clone(),
+            priority: message.priority,
             enqueued_at: message.enqueued_at,
             deadline: limits.hard.into_std(),
             headers: message.headers.clone(),
@@ -201,16 +228,19 @@ fn decode_and_start(
     message: &Message,
     context: Context,
 ) -> Result<Guarded, Verdict> {
-    Guarded::start(|| registration.call(&message.payload, context)).map_err(|error| {
-        parked(
-            DeadReason::Undecodable,
-            format!(
-                "the payload is not what task `{}` reads ({error}): \
-                 deploy a handler that reads it, then redrive the task",
-                message.task
-            ),
-        )
-    })
+    Guarded::start(|| registration.call(&message.payload, context))
+        .map_err(|error| undecodable(message, &error))
+}
+
+fn undecodable(message: &Message, error: &serde_json::Error) -> Verdict {
+    parked(
+        DeadReason::Undecodable,
+        format!(
+            "the payload is not what task `{}` reads ({error}): \
+             deploy a handler that reads it, then redrive the task",
+            message.task
+        ),
+    )
 }
 
 /// How long a handler may run, and the signal that the soft limit gives.

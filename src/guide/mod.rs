@@ -6,6 +6,7 @@
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many at once, and how many in hand? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
+//! | [middleware](middleware) | What do many handlers have in common? |
 //! | [deploying a new task](deploying_a_new_task) | In which order do I roll out? |
 //! | [changing a topology](changing_a_topology) | What can I change, and how? |
 //! | [operating dead letters](operating_dead_letters) | Tasks have failed. What now? |
@@ -23,6 +24,9 @@ pub mod idempotent_handlers {}
 
 #[doc = include_str!("long_tasks_across_deploys.md")]
 pub mod long_tasks_across_deploys {}
+
+#[doc = include_str!("middleware.md")]
+pub mod middleware {}
 
 #[doc = include_str!("deploying_a_new_task.md")]
 pub mod deploying_a_new_task {}

@@ -37,6 +37,7 @@ pub(crate) struct ContextParts {
     pub(crate) id: TaskId,
     pub(crate) attempt: u32,
     pub(crate) tier: String,
+    pub(crate) priority: u8,
     pub(crate) enqueued_at: SystemTime,
     pub(crate) deadline: Instant,
     pub(crate) headers: BTreeMap<String, String>,
@@ -72,6 +73,11 @@ impl Context {
         &self.0.tier
     }
 
+    /// The task's priority within its tier.
+    pub fn priority(&self) -> u8 {
+        self.0.priority
+    }
+
     /// When the task was first enqueued; retries do not change it.
     pub fn enqueued_at(&self) -> SystemTime {
         self.0.enqueued_at
@@ -92,6 +98,12 @@ impl Context {
     /// The header of this name that the publisher added.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.0.headers.get(name).map(String::as_str)
+    }
+
+    /// The headers that the publisher added, by name.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        let headers = self.0.headers.iter();
+        headers.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// The W3C trace context that this task continues.

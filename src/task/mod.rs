@@ -88,6 +88,9 @@ mod duration;
 mod error;
 mod handler;
 mod id;
+#[cfg(feature = "tower")]
+mod layer;
+mod middleware;
 mod options;
 mod outcome;
 mod publish;
@@ -107,6 +110,10 @@ pub(crate) use error::ErrorAdvice;
 pub use error::TaskError;
 pub use handler::{Blocking, Handler, OutcomeFuture, blocking};
 pub use id::TaskId;
+#[cfg(feature = "tower")]
+pub use layer::{Layered, NextService, layer};
+pub(crate) use middleware::{AddedMiddleware, Handling, MiddlewareChains};
+pub use middleware::{Attempt, Middleware, Next};
 pub use options::TaskOptions;
 pub use outcome::{IntoOutcome, Outcome};
 pub use publish::{Publish, PublishFuture, PublishRequest, Publishing, Receipt};

@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 use super::{Context, Handler, OutcomeFuture, Task, TaskOptions};
 use crate::error::Error;
@@ -127,8 +128,8 @@ pub struct Registration {
     handler: ErasedHandler,
 }
 
-type ErasedHandler =
-    Box<dyn Fn(&[u8], Context) -> Result<OutcomeFuture, serde_json::Error> + Send + Sync>;
+pub(super) type ErasedHandler =
+    Arc<dyn Fn(&[u8], Context) -> Result<OutcomeFuture, serde_json::Error> + Send + Sync>;
 
 impl Registration {
     #[track_caller]
@@ -140,7 +141,7 @@ impl Registration {
             name: T::NAME,
             options,
             place: Location::caller(),
-            handler: Box::new(move |payload, context| {
+            handler: Arc::new(move |payload, context| {
                 Ok(call(serde_json::from_slice(payload)?, context))
             }),
         }
@@ -178,6 +179,10 @@ impl Registration {
         context: Context,
     ) -> Result<OutcomeFuture, serde_json::Error> {
         (self.handler)(payload, context)
+    }
+
+    pub(super) fn handler(&self) -> ErasedHandler {
+        self.handler.clone()
     }
 }
 

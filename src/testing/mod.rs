@@ -51,7 +51,9 @@ use std::time::SystemTime;
 use crate::Topology;
 use crate::execute::{Executor, Verdict};
 use crate::message::Message;
-use crate::task::{Cancellation, Context, Data, PublishRequest, Registry, Task};
+use crate::task::{
+    AddedMiddleware, Cancellation, Context, Data, Middleware, PublishRequest, Registry, Task,
+};
 
 pub use recording::{Published, RecordingPublisher};
 use timeline::{Timeline, later};
@@ -276,6 +278,7 @@ fn earliest(waiting: &[(SystemTime, Message)]) -> Option<usize> {
 pub struct TesterBuilder {
     registry: Option<Registry>,
     topology: Option<Topology>,
+    middleware: AddedMiddleware,
     data: Data,
     most_runs: Option<usize>,
 }
@@ -300,6 +303,34 @@ impl TesterBuilder {
         }
     }
 
+    /// Adds a middleware around every handler, as [`Builder::middleware`](crate::Builder::middleware) does.
+    #[must_use]
+    pub fn middleware(mut self, middleware: impl Middleware) -> Self {
+        self.middleware.add(middleware);
+        self
+    }
+
+    /// Adds a middleware around the handlers of a group, as
+    /// [`Builder::group_middleware`](crate::Builder::group_middleware) does. It needs a
+    /// [map](Self::topology).
+    #[must_use]
+    pub fn group_middleware(
+        mut self,
+        group: impl Into<String>,
+        middleware: impl Middleware,
+    ) -> Self {
+        self.middleware.add_to_group(group.into(), middleware);
+        self
+    }
+
+    /// Adds a middleware around the handler of a task, as
+    /// [`Builder::task_middleware`](crate::Builder::task_middleware) does.
+    #[must_use]
+    pub fn task_middleware(mut self, task: impl Into<String>, middleware: impl Middleware) -> Self {
+        self.middleware.add_to_task(task.into(), middleware);
+        self
+    }
+
     /// Adds a value that handlers take with [`Context::data`].
     #[must_use]
     pub fn data<T: Send + Sync + 'static>(mut self, value: T) -> Self {
@@ -321,17 +352,28 @@ impl TesterBuilder {
     ///
     /// # Panics
     ///
-    /// Where two handlers of the program are for one task.
+    /// Where two handlers of the program are for one task, or a middleware is for a group that the map does not
+    /// have, or for a task that neither the map nor the handlers have.
     #[track_caller]
     pub fn build(self) -> Tester {
         let registry = match self.registry.map_or_else(Registry::collected, Ok) {
             Ok(registry) => registry,
             Err(error) => panic!("{error}"),
         };
+        let mapped = self.topology.iter().flat_map(Topology::tasks);
+        let tasks: Vec<_> = mapped
+            .map(|task| task.name.as_str())
+            .chain(registry.iter().map(|it| -> &str { it.name() }))
+            .collect();
+        let middleware = match self.middleware.resolve(self.topology.as_ref(), &tasks) {
+            Ok(middleware) => Arc::new(middleware),
+            Err(error) => panic!("{error}"),
+        };
         let timeline = Arc::new(Timeline::default());
         let publisher = Arc::new(RecordingPublisher::on(timeline.clone(), self.topology));
         let clock = timeline.clone();
         let executor = Executor::new(Arc::new(registry), Arc::new(self.data), publisher.clone())
+            .middleware(middleware)
             .clock(move || clock.now())
             // Jitter only shortens a delay, and this number does so by nothing: delays are exact.
             .random(|| u32::MAX);

@@ -26,7 +26,7 @@ use crate::publish::Publisher;
 use crate::secret::Secret;
 use crate::source::amqp::ConsumerSettings;
 use crate::source::{QUARANTINE_FROM, Suspects};
-use crate::task::{Cancellation, Data, Registry};
+use crate::task::{Cancellation, Data, MiddlewareChains, Registry};
 use crate::topology::{self, Topology};
 
 /// How long running tasks have after a shutdown began, unless it is said otherwise. Kubernetes, ECS and
@@ -58,6 +58,7 @@ pub(crate) struct WorkerParts {
     pub(crate) connection_name: String,
     pub(crate) publisher: Publisher,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
+    pub(crate) middleware: Arc<MiddlewareChains>,
     pub(crate) data: Arc<Data>,
     pub(crate) observers: Observers,
     pub(crate) version: String,
@@ -147,6 +148,7 @@ impl Worker {
         let shutting_down = Cancellation::new();
         let shared = Arc::new(Shared {
             executor: Executor::new(registry, parts.data, publisher)
+                .middleware(parts.middleware)
                 .shutdown_signal(shutting_down.clone()),
             watchdog,
             cancelled: Cancellation::new(),

@@ -7,6 +7,8 @@ mod faults;
 mod identity;
 mod leaderless;
 mod logs;
+mod middleware;
+
 mod outcomes;
 mod reconnect;
 mod shutdown;

@@ -8,7 +8,7 @@ mod identity;
 mod leaderless;
 mod logs;
 mod middleware;
-
+mod order;
 mod outcomes;
 mod reconnect;
 mod shutdown;

@@ -36,6 +36,8 @@ pub mod postgres;
 
 pub mod amqp;
 
+mod route;
+
 pub mod publish;
 
 mod source;

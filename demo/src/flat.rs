@@ -19,8 +19,8 @@ pub(crate) fn flattened(hotel: &Topology) -> Result<Topology> {
          [tasks]\n",
         slots(hotel)
     );
-    for route in hotel.tasks() {
-        writeln!(map, "{:?} = \"everything\"", route.task)?;
+    for task in hotel.tasks() {
+        writeln!(map, "{:?} = \"everything\"", task.name)?;
     }
     Ok(Topology::parse_named("the flat hotel", map)?)
 }

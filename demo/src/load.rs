@@ -216,7 +216,7 @@ impl Night {
 
     /// Every task of the tier, in turn, at times of its own.
     fn add_usual_traffic(&mut self, hotel: &Topology, tier: &str, count: usize) {
-        let in_tier = |task: &str| hotel.route(task).is_some_and(|route| route.tier == tier);
+        let in_tier = |task: &str| hotel.task(task).is_some_and(|task| task.tier == tier);
         let tasks: Vec<_> = TASKS.iter().filter(|(task, _)| in_tier(task)).collect();
         for ((task, _), number) in tasks.iter().cycle().zip(0..count) {
             let mut order = self.order(task, &format!("{task} {number}"));

@@ -79,8 +79,9 @@ impl Figures {
 impl Meter {
     pub(crate) fn new(hotel: &Topology) -> Self {
         let position = |tier: &str| hotel.tiers().iter().position(|it| it.name == tier);
-        let tier_of =
-            |route: &tierline::topology::Route| Some((route.task.clone(), position(&route.tier)?));
+        let tier_of = |task: &tierline::topology::MappedTask| {
+            Some((task.name.clone(), position(&task.tier)?))
+        };
         let of_map = |tier: &tierline::topology::Tier| Tier {
             name: tier.name.clone(),
             slo: tier.slo,

@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn every_task_of_the_hotel_has_a_handler_and_no_other_has() {
         let topology = hotel().unwrap();
-        let mapped: BTreeSet<&str> = topology.tasks().iter().map(|it| it.task.as_str()).collect();
+        let mapped: BTreeSet<&str> = topology.tasks().iter().map(|it| it.name.as_str()).collect();
         let registry = registry(Pace::of(60)).unwrap();
         let handled: BTreeSet<&str> = registry.iter().map(|it| it.name()).collect();
         assert_eq!(handled, mapped);

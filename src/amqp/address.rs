@@ -1,4 +1,4 @@
-//! Where the broker is.
+//! The address of the broker.
 
 use std::fmt;
 use std::net::Ipv6Addr;

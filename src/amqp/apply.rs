@@ -6,14 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::command::Command;
 use super::connection::Connection;
 use super::difference::{Difference, Mismatch, ObjectKind};
 #[cfg(feature = "management")]
 use super::doctor::{checks, snapshot::Snapshot};
-use super::lanes::{self, Answer, Refusal};
 #[cfg(feature = "management")]
 use super::management::Management;
-use super::operation::Operation;
+use super::run_commands::{self, CommandResult, Refusal};
 use crate::Error;
 use crate::topology::plan::{Binding, DestinationType, Plan, Queue};
 
@@ -92,15 +92,15 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
     let exchanges: Vec<_> = plan
         .exchanges
         .iter()
-        .map(Operation::DeclareExchange)
+        .map(Command::DeclareExchange)
         .collect();
-    let queues: Vec<_> = plan.queues.iter().map(Operation::DeclareQueue).collect();
-    let retired: Vec<_> = plan.retired.iter().map(Operation::Unbind).collect();
+    let queues: Vec<_> = plan.queues.iter().map(Command::DeclareQueue).collect();
+    let retired: Vec<_> = plan.retired.iter().map(Command::Unbind).collect();
 
     let mut refused = Refused::default();
-    let declare = async |operations: &[Operation<'_>], refused: &mut Refused| {
-        let answers = lanes::run(connection, operations, deadline).await?;
-        count(connection, plan, operations, answers, refused)
+    let declare = async |commands: &[Command<'_>], refused: &mut Refused| {
+        let results = run_commands::run(connection, commands, deadline).await?;
+        count(connection, plan, commands, results, refused)
     };
     let exchanges = declare(&exchanges, &mut refused).await?;
     let queues = declare(&queues, &mut refused).await?;
@@ -110,7 +110,7 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
             || !refused.unreachable.contains(&binding.destination)
     };
     let bindings = plan.bindings.iter().filter(can_be_bound);
-    let bindings: Vec<_> = bindings.map(Operation::Bind).collect();
+    let bindings: Vec<_> = bindings.map(Command::Bind).collect();
     let applied = Applied {
         exchanges,
         queues,
@@ -165,27 +165,27 @@ struct Refused {
     unreachable: Vec<String>,
 }
 
-/// How many of the operations succeeded; adds what did not to `refused`.
+/// How many of the commands succeeded; adds what did not to `refused`.
 fn count(
     connection: &Connection,
     plan: &Plan,
-    operations: &[Operation<'_>],
-    answers: Vec<Answer>,
+    commands: &[Command<'_>],
+    results: Vec<CommandResult>,
     refused: &mut Refused,
 ) -> Result<usize, Error> {
     let mut succeeded = 0;
-    for (operation, answer) in operations.iter().zip(answers) {
+    for (command, answer) in commands.iter().zip(results) {
         let Err(refusal) = answer else {
             succeeded += 1;
             continue;
         };
-        let (kind, name) = match operation {
-            Operation::DeclareExchange(exchange) => (ObjectKind::Exchange, &exchange.name),
-            Operation::DeclareQueue(Queue { name, .. })
-            | Operation::Bind(Binding {
+        let (kind, name) = match command {
+            Command::DeclareExchange(exchange) => (ObjectKind::Exchange, &exchange.name),
+            Command::DeclareQueue(Queue { name, .. })
+            | Command::Bind(Binding {
                 destination: name, ..
             })
-            | Operation::Unbind(Binding {
+            | Command::Unbind(Binding {
                 destination: name, ..
             }) if refusal.is_unreachable() => {
                 if !refused.unreachable.contains(name) {
@@ -193,30 +193,30 @@ fn count(
                 }
                 continue;
             }
-            Operation::DeclareQueue(queue) => (ObjectKind::Queue, &queue.name),
-            _ => return Err(error(connection, operation, &refusal)),
+            Command::DeclareQueue(queue) => (ObjectKind::Queue, &queue.name),
+            _ => return Err(error(connection, command, &refusal)),
         };
         match Difference::refused(plan, kind, name, &refusal.text) {
             Some(difference) if refusal.code == Refusal::PRECONDITION_FAILED => {
                 refused.differences.push(difference);
             }
-            _ => return Err(error(connection, operation, &refusal)),
+            _ => return Err(error(connection, command, &refusal)),
         }
     }
     Ok(succeeded)
 }
 
-fn error(connection: &Connection, operation: &Operation<'_>, refusal: &Refusal) -> Error {
+fn error(connection: &Connection, command: &Command<'_>, refusal: &Refusal) -> Error {
     let address = connection.address();
     if refusal.code == Refusal::ACCESS_REFUSED {
         let user = address.user();
         return Error::AccessRefused {
-            tried: format!("{operation} on {address} as user {user:?}").into(),
-            needed: operation.permissions().into(),
+            tried: format!("{command} on {address} as user {user:?}").into(),
+            needed: command.permissions().into(),
         };
     }
     Error::OperationRefused {
-        tried: format!("{operation} on {address}").into(),
+        tried: format!("{command} on {address}").into(),
         cause: refusal.text.as_str().into(),
     }
 }

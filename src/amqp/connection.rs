@@ -21,15 +21,15 @@ use crate::topology::capabilities::Capabilities;
 
 /// How long a connection may take to open, login included.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
-/// RabbitMQ's own limit on frames unless it is told otherwise. All headers of a message travel in one, and
-/// what tierline adds to them is made to fit into this.
+/// RabbitMQ's default `frame_max`. All headers of a message are in one frame, and tierline keeps the
+/// headers that it adds within this limit.
 const FRAME_MAX: u32 = 131_072;
-/// How long a connection that was dropped may take to send what is left and to close.
+/// How long a dropped connection may take to send its last frames and to close.
 const END_AFTER_DROP: Duration = Duration::from_secs(2);
-/// Seconds between signs of life, at least, on a connection that stops reading while what it read is
-/// worked off. It is lost after twice as long, so a statement on the database may take a minute.
+/// The shortest heartbeat, in seconds, of a connection with a read budget. It stops reading while its
+/// budget is used up, and is lost after two heartbeats, so a database statement may take a minute.
 const LIMITED_HEARTBEAT: u16 = 30;
-/// How long the broker may take to say goodbye.
+/// How long the broker may take to close a connection.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// An open connection to a broker whose version is known. It closes when it is dropped.
@@ -49,7 +49,7 @@ pub struct Connection {
     repairs: Repairs,
     /// Ends the stream.
     abandoned: CancellationToken,
-    /// Where it must not read faster than its messages are taken.
+    /// Set if the connection reads only as far ahead of its consumers as its budget allows.
     gate: Option<ClosesGate>,
 }
 
@@ -65,7 +65,7 @@ impl Connection {
         Self::open_with(url, name, None).await
     }
 
-    /// The same, for a connection that reads ahead of its consumers by no more than `budget`.
+    /// Opens a connection that reads ahead of its consumers by no more than `budget`.
     #[cfg(feature = "postgres")]
     pub(crate) async fn open_within(
         url: &str,
@@ -108,7 +108,7 @@ impl Connection {
         })
     }
 
-    /// Connects to the first of `urls` that answers, and says which that is.
+    /// Connects to the first of `urls` that answers, and returns its index.
     pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<(usize, Self), Error> {
         let mut refused = Error::InvalidBrokerUrl {
             problem: "none was given: call .amqp(…) on the builder".into(),
@@ -122,12 +122,12 @@ impl Connection {
         Err(refused)
     }
 
-    /// What the broker can do, by the version that it reported when the connection opened.
+    /// The capabilities of the broker's version, as reported when the connection opened.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// Where the connection leads.
+    /// The address of the broker.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -137,27 +137,28 @@ impl Connection {
         if let Some(ClosesGate(gate)) = &self.gate {
             gate.close();
         }
-        let goodbye = self.inner.close(200, "done".into());
-        // It is gone either way.
-        let _ = timeout(CLOSE_LIMIT, goodbye).await;
+        let closing = self.inner.close(200, "done".into());
+        // Without a reply it is dropped, which closes it too.
+        let _ = timeout(CLOSE_LIMIT, closing).await;
     }
 
-    /// What was wrong with deliveries on this connection.
+    /// The malformed properties that were corrected in deliveries on this connection.
     pub(crate) fn repairs(&self) -> &Repairs {
         &self.repairs
     }
 
-    /// Whether it can still be used.
+    /// Whether the connection is open.
     pub(crate) fn is_open(&self) -> bool {
         self.inner.status().connected()
     }
 
-    /// Whether the broker has stopped reading from it: a memory or disk alarm.
+    /// Whether the broker has stopped reading from it, because of a memory or disk alarm.
     pub(crate) fn is_blocked(&self) -> bool {
         self.inner.status().blocked()
     }
 
-    /// What lapin says of it: alarms, and its end. One listener at a time: two would share the news.
+    /// lapin's events: alarms, and the end of the connection. Only one listener at a time: two would each
+    /// get a part of the events.
     pub(crate) fn events(&self) -> impl Stream<Item = lapin::Event> + Send + 'static {
         self.inner.events_listener()
     }
@@ -179,7 +180,7 @@ impl Connection {
     }
 }
 
-/// Without what lapin tells of itself: that is as long as its version likes, and has the user's name.
+/// Without lapin's own `Debug`, which contains the user's name and may be long.
 impl fmt::Debug for Connection {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Connection")
@@ -191,9 +192,9 @@ impl fmt::Debug for Connection {
 }
 
 impl Drop for Connection {
-    /// lapin closes a connection when the last handle on it is gone. A call that was dropped while it
-    /// opened a channel leaves one behind for ever, and the broker then keeps the messages of its
-    /// consumers. So the stream ends a little later, whatever lapin does.
+    /// lapin closes a connection when its last handle is dropped. A future that was dropped while it
+    /// opened a channel leaks a handle, and the broker then keeps the messages of the consumers. So the
+    /// stream is ended a little later, whatever lapin does.
     fn drop(&mut self) {
         let abandoned = self.abandoned.clone();
         match tokio::runtime::Handle::try_current() {
@@ -221,7 +222,7 @@ async fn connect(
     let opening = opening.clone();
     let mut uri = address.uri().clone();
     if opening.is_limited() {
-        // While it does not read, it does not see heartbeats either.
+        // A connection that does not read does not see heartbeats either.
         let heartbeat = uri.query.heartbeat.unwrap_or_default();
         uri.query.heartbeat = Some(heartbeat.max(LIMITED_HEARTBEAT));
     }

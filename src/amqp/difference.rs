@@ -1,4 +1,4 @@
-//! What is on the broker otherwise than in the file.
+//! Objects whose arguments on the broker differ from the file's.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,13 +10,13 @@ use super::apply::Applied;
 use super::doctor::snapshot::shown;
 use crate::topology::plan::{Arguments, Plan};
 
-/// What exists on the broker with other arguments than the file's, and cannot be changed there.
+/// Objects that exist on the broker with other arguments than the file's. The broker cannot change them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Mismatch {
     /// Each object that differs.
     pub differences: Vec<Difference>,
-    /// All the rest, which was declared.
+    /// The objects that were declared.
     pub applied: Applied,
 }
 

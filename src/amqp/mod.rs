@@ -1,14 +1,14 @@
-//! The live broker: connecting to it, making it match the file, and finding where it does not.
+//! The live broker: connections, `apply` to declare the topology, and `doctor` to find differences.
 
 mod address;
 mod apply;
+mod command;
 mod connection;
 mod difference;
 mod doctor;
-mod lanes;
 #[cfg(feature = "management")]
 mod management;
-mod operation;
+mod run_commands;
 mod stream;
 
 pub use address::Address;

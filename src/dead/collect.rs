@@ -200,7 +200,7 @@ impl Collector {
                 Err(error) => {
                     let cause = &error.to_string();
                     self.observers
-                        .tell(&Event::ConnectFailed { purpose, cause });
+                        .emit(&Event::ConnectFailed { purpose, cause });
                     next += 1;
                     ending.unless_over(pause.pause()).await;
                     continue;
@@ -208,7 +208,7 @@ impl Collector {
             };
             let opened = Instant::now();
             let address = &connection.address().to_string();
-            self.observers.tell(&Event::Connected { purpose, address });
+            self.observers.emit(&Event::Connected { purpose, address });
             let place = Place {
                 connection: &connection,
                 url,
@@ -221,7 +221,7 @@ impl Collector {
             connection.close().await;
             if let Err(error) = ended {
                 let cause = &error.to_string();
-                self.observers.tell(&Event::Disconnected { purpose, cause });
+                self.observers.emit(&Event::Disconnected { purpose, cause });
                 // A node that is frozen takes connections and says nothing: another one comes first.
                 next += 1;
                 ending.unless_over(pause.pause_after(lasted)).await;
@@ -259,7 +259,7 @@ impl Collector {
 
     fn failed(&self, error: &Error) {
         let cause = &error.to_string();
-        self.observers.tell(&Event::CollectFailed { cause });
+        self.observers.emit(&Event::CollectFailed { cause });
         tracing::warn!(%error, "dead letters stay in their queues for now");
     }
 
@@ -311,7 +311,7 @@ impl Collector {
             };
             drop(entries);
             queues.acknowledge(&last).await?;
-            self.observers.tell(&Event::Collected {
+            self.observers.emit(&Event::Collected {
                 count: written.new,
                 repeated: written.repeated,
             });

@@ -86,7 +86,7 @@ impl Housekeeping {
             };
             let alert = raise_alert(database, topology.app(), &tier.name, limit);
             if let Some(count) = alert.await? {
-                observers.tell(&Event::DeadLettersGrow {
+                observers.emit(&Event::DeadLettersGrow {
                     tier: &tier.name,
                     count,
                     within: limit.within,

@@ -309,7 +309,7 @@ impl DeadLetters {
     }
 
     fn is_mapped(&self, task: Option<&str>) -> bool {
-        task.is_some_and(|task| self.topology.route(task).is_some())
+        task.is_some_and(|task| self.topology.task(task).is_some())
     }
 
     /// A statement about this app's rows, from its beginning; conditions follow.

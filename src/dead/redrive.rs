@@ -18,9 +18,11 @@ use tracing::Instrument;
 use super::{DeadLetters, State, properties};
 use crate::message::{Message, Redriven};
 use crate::postgres::Time;
-use crate::publish::{Content, DEFAULT_DEADLINE, Letter};
+use crate::publish::{Content, DEFAULT_DEADLINE, OutgoingMessage};
+use crate::route::{self, RouteRequest};
 use crate::task::Receipt;
-use crate::topology::{QueueType, Route, Topology};
+use crate::topology::Topology;
+use crate::topology::capabilities::Capabilities;
 use crate::{Error, TaskId};
 
 /// How long a claim holds: longer than any batch takes to be published and marked.
@@ -32,8 +34,6 @@ const CLAIMED_BYTES: i64 = 4 << 20;
 /// How often, and with which pause, it is tried to mark what was published.
 const MARK_TRIES: u32 = 20;
 const MARK_PAUSE: Duration = Duration::from_millis(500);
-/// The highest priority that every quorum queue bears, on every version of the broker.
-const SAFE_PRIORITY: u8 = 4;
 
 /// A row that is ours to publish.
 #[derive(Debug)]
@@ -94,7 +94,12 @@ impl DeadLetters {
                 problem: problem.into(),
             });
         };
-        let prepared = prepare(&self.topology, claimed, &self.who);
+        let prepared = prepare(
+            &self.topology,
+            &publisher.capabilities(),
+            claimed,
+            &self.who,
+        );
         let (letter, task, tier) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -178,10 +183,12 @@ impl DeadLetters {
     /// Publishes claimed rows, many at once, and says what became of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
+        let capabilities = &publisher.capabilities();
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;
-            let (letter, task, _) = match prepare(&self.topology, claimed, &self.who) {
+            let (letter, task, _) = match prepare(&self.topology, capabilities, claimed, &self.who)
+            {
                 Ok(prepared) => prepared,
                 Err(error) => return (id, Sent::Refused(error)),
             };
@@ -273,12 +280,13 @@ impl Claimed {
     }
 }
 
-/// A row as the message of its next life, with its address, its id and its tier.
+/// The message that a row becomes, with its destination, its id and its tier.
 fn prepare(
     topology: &Topology,
+    capabilities: &Capabilities,
     claimed: Claimed,
     who: &str,
-) -> Result<(Letter, TaskId, String), Error> {
+) -> Result<(OutgoingMessage, TaskId, String), Error> {
     let refused = |problem: String| Error::DeadLetterRefused {
         id: claimed.id,
         problem: problem.into(),
@@ -287,42 +295,44 @@ fn prepare(
         .ok_or_else(|| refused("its properties cannot be read".to_owned()))?;
     let now = std::time::SystemTime::now();
     let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
-    let message = message.map_err(refused)?;
-    let Some(route) = topology.route(&message.task) else {
-        return Err(refused(format!(
-            "its task `{}` is not mapped to a tier: add it to [tasks] in the map",
-            message.task
-        )));
+    let mut message = message.map_err(refused)?;
+    let origin = RouteRequest::Redrive {
+        tier: &claimed.tier,
+        priority: message.priority,
     };
-    let limit = topology.broker().max_message_size;
-    let size = claimed.payload.len() as u64;
-    if size > limit {
-        return Err(Error::TooLarge {
-            task: message.task.as_str().into(),
-            size,
-            limit,
-        });
-    }
-    let mut message = next_life(topology, &claimed, message, &delivered, route, who);
+    let route = route::destination(
+        topology,
+        capabilities,
+        &message.task,
+        origin,
+        Duration::ZERO,
+    );
+    let route = route.map_err(|error| match error {
+        Error::UnmappedTask { task } => refused(format!(
+            "its task `{task}` is not mapped to a tier: add it to [tasks] in the map"
+        )),
+        error => error,
+    })?;
+    route::check_size(topology, &message.task, &claimed.payload)?;
+    message.priority = route.priority;
+    let mut message = next_life(&claimed, message, &delivered, who);
     // From now on it waits for a worker; until now it waited for somebody to redrive it.
     message.due_at = Some(now);
-    let letter = Letter {
-        exchange: topology.names().tasks_exchange(),
-        routing_key: route.tier.clone(),
+    let letter = OutgoingMessage {
+        exchange: route.exchange,
+        routing_key: route.routing_key,
         content: Content::Forwarded {
             payload: claimed.payload,
             properties: message.follow(&delivered, None),
         },
     };
-    Ok((letter, message.id, route.tier.clone()))
+    Ok((letter, message.id, route.tier))
 }
 
 fn next_life(
-    topology: &Topology,
     claimed: &Claimed,
     mut message: Message,
     delivered: &BasicProperties,
-    route: &Route,
     who: &str,
 ) -> Message {
     let id = delivered.message_id().as_ref();
@@ -330,7 +340,6 @@ fn next_life(
         // The same each time, so that a message which is published twice is known again.
         message.id = TaskId::from(claimed.identity.as_str());
     }
-    message.priority = priority(topology, claimed, message.priority, route);
     message.attempt = 1;
     message.crashes = 0;
     message.history.clear();
@@ -341,20 +350,4 @@ fn next_life(
         by: who.to_owned(),
     });
     message
-}
-
-/// As it was published where it goes back to the tier that it came from, else as the map says.
-fn priority(topology: &Topology, claimed: &Claimed, published: u8, route: &Route) -> u8 {
-    let tier = topology.tier(&route.tier);
-    let highest = tier.and_then(|tier| tier.max_priority);
-    let priority = match claimed.tier == route.tier {
-        true => published,
-        false => route.priority,
-    };
-    let is_quorum = tier.is_some_and(|tier| tier.queue == QueueType::Quorum);
-    match highest {
-        Some(highest) => priority.min(highest),
-        None if is_quorum && claimed.tier != route.tier => priority.min(SAFE_PRIORITY),
-        None => priority,
-    }
 }

@@ -240,7 +240,7 @@ impl Run<'_> {
 
     fn mapped(&self) -> Vec<String> {
         let tasks = self.letters.topology.tasks().iter();
-        tasks.map(|route| route.task.clone()).collect()
+        tasks.map(|task| task.name.clone()).collect()
     }
 
     /// Marks what was confirmed, gives the rest back, and reports.

@@ -3,8 +3,8 @@ use std::time::{Duration, SystemTime};
 use crate::message::{DeadReason, Failure};
 use crate::task::TaskId;
 
-/// Something that happened. Told on the thread where it happened: an observer that blocks holds up
-/// the work.
+/// Something that happened. Observers run on the thread where it happened, so an observer that blocks
+/// holds up the work.
 ///
 /// ```
 /// use tierline::observe::Event;
@@ -18,25 +18,25 @@ use crate::task::TaskId;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A connection to the broker was made: the first, or again after it was lost.
+    /// A connection to the broker was opened, for the first time or again after it was lost.
     Connected {
         /// What it is for.
         purpose: Purpose,
-        /// Where it leads, without the credentials.
+        /// The broker's address, without the credentials.
         address: &'a str,
     },
-    /// A connection was lost. It is made again until that succeeds.
+    /// A connection was lost. tierline reconnects until that succeeds.
     Disconnected {
         /// What it was for.
         purpose: Purpose,
         /// What happened.
         cause: &'a str,
     },
-    /// A try to connect failed. The next one follows after a pause.
+    /// An attempt to connect failed. The next one follows after a pause.
     ConnectFailed {
         /// What the connection is for.
         purpose: Purpose,
-        /// What happened, and where.
+        /// What happened, with the address.
         cause: &'a str,
     },
 
@@ -47,14 +47,14 @@ pub enum Event<'a> {
         /// The time since it was enqueued, fell due, or was redriven, whichever came last.
         waited: Duration,
     },
-    /// A handler ended well, and the broker is told.
+    /// A handler succeeded, and its delivery is acknowledged.
     Done {
         /// The task.
         task: TaskRef<'a>,
         /// How long the handler ran.
         ran: Duration,
     },
-    /// An attempt failed, and the next one is stored by the broker.
+    /// An attempt failed, and the broker has stored the next one.
     Retried {
         /// The task, with the attempt that failed.
         task: TaskRef<'a>,
@@ -63,51 +63,51 @@ pub enum Event<'a> {
         /// Why it failed.
         failure: &'a Failure,
     },
-    /// A handler asked to run later, and that is stored by the broker.
+    /// A handler asked to run later, and the broker has stored the message for then.
     Snoozed {
         /// The task.
         task: TaskRef<'a>,
         /// The time until it runs again.
         after: Duration,
     },
-    /// A handler said that there is nothing to do any more.
+    /// A handler discarded its task.
     Discarded {
         /// The task.
         task: TaskRef<'a>,
-        /// What the handler gave as the reason.
+        /// The handler's reason.
         reason: &'a str,
     },
-    /// A task came too late and was not run.
+    /// A task had expired when a worker got it, and was not run.
     Expired {
         /// The task.
         task: TaskRef<'a>,
-        /// By how much it was late.
+        /// The time since it expired.
         late: Duration,
     },
-    /// A task is in its tier's dead-letter queue.
+    /// A task was stored in its tier's dead-letter queue.
     Dead {
         /// The task.
         task: TaskRef<'a>,
-        /// Why it is dead.
+        /// Why it was dead-lettered.
         reason: DeadReason,
         /// What went wrong last.
         failure: &'a Failure,
     },
-    /// A task went back to its queue without having been run to its end, at no cost of an attempt.
+    /// A task went back to its queue before its handler ended. This does not count as an attempt.
     GivenBack {
         /// The task.
         task: TaskRef<'a>,
         /// Why.
         why: &'a str,
     },
-    /// A task's worker died before, perhaps because of it: its crash count went up.
+    /// A worker died while it held this task, perhaps because of it: the task's crash count went up.
     Suspected {
         /// The task.
         task: TaskRef<'a>,
-        /// How often a worker died with it.
+        /// How many workers died while they held it.
         crashes: u32,
     },
-    /// A task was run from the queue of a tier that the map no longer gives it.
+    /// A worker got a task from the queue of a tier that the map no longer gives it.
     Strayed {
         /// The task, with the tier whose queue it was in.
         task: TaskRef<'a>,
@@ -118,54 +118,54 @@ pub enum Event<'a> {
     Stuck {
         /// The task.
         task: TaskRef<'a>,
-        /// For how long.
+        /// The time since it last yielded.
         since: Duration,
     },
 
-    /// A tier is consumed from: for the first time, or again after an interruption.
+    /// A worker subscribed to a tier's queue, for the first time or again after an interruption.
     Consuming {
         /// The group.
         group: &'a str,
         /// The tier.
         tier: &'a str,
     },
-    /// A tier is not consumed from for now; this is mended as soon as possible.
+    /// A worker lost its subscription to a tier's queue. It resubscribes as soon as possible.
     Interrupted {
         /// The group.
         group: &'a str,
         /// The tier.
         tier: &'a str,
-        /// What happened: the broker cancelled the consumer or closed its channel, say.
+        /// What happened, for example that the broker cancelled the consumer or closed its channel.
         cause: &'a str,
     },
-    /// Dead letters were logged in the database, and are out of their queues.
+    /// The collector stored dead letters in the database and removed them from their queues.
     Collected {
         /// How many rows are new.
         count: u64,
-        /// How many were in the log already, from a try whose end was not seen.
+        /// How many were in the log already, from an earlier attempt that was interrupted.
         repeated: u64,
     },
-    /// Dead letters could not be logged. They stay in their queues, and it is tried again.
+    /// The collector could not store dead letters. They stay in their queues, and it tries again.
     CollectFailed {
         /// What happened.
         cause: &'a str,
     },
-    /// More messages of a tier died than the collector's limit allows.
+    /// A tier got more dead letters than the collector's limit allows.
     DeadLettersGrow {
         /// The tier.
         tier: &'a str,
-        /// How many died.
+        /// How many dead letters.
         count: u64,
         /// Within which span of time.
         within: Duration,
     },
-    /// A tier's queue was gone, and was declared again. What had been in it is lost.
+    /// A tier's queue did not exist any more, and was declared again. Its messages are lost.
     Redeclared {
         /// The tier.
         tier: &'a str,
     },
 
-    /// A run of a schedule is stored by the broker.
+    /// The broker has stored a run of a schedule.
     SchedulePublished {
         /// The schedule's name.
         schedule: &'a str,
@@ -176,7 +176,7 @@ pub enum Event<'a> {
         /// How much later it was published.
         late: Duration,
     },
-    /// Runs of a schedule were given up: newer ones were due, they had expired, or no scheduler was
+    /// Runs of a schedule were skipped: newer runs were due, they had expired, or no scheduler was
     /// running when they were due.
     ScheduleMissed {
         /// The schedule's name.
@@ -186,11 +186,11 @@ pub enum Event<'a> {
         /// When the latest run was due, which may have been published.
         last_due: SystemTime,
     },
-    /// This process has begun or ceased to lead the schedules.
+    /// This process became, or is no longer, the leader that publishes due runs.
     LeaderChanged {
         /// Whether it leads now.
         leads: bool,
-        /// The number of its term of office, which rises with every change of leader.
+        /// The number of the leader's term, which rises with every change of leader.
         epoch: u64,
         /// At the beginning of a term: how long ago the last leader was last seen.
         gap: Duration,

@@ -1,4 +1,5 @@
-//! What happens, as it happens: events from which logs, metrics and tests are made.
+//! Events: observers get one for every connection, start, outcome and failure, for logs, metrics and
+//! tests.
 
 mod event;
 
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 pub use event::{Event, Purpose, TaskRef};
 
-/// Everybody who is told of events. Cheap to clone; without observers an event costs nothing.
+/// The registered observers. Cheap to clone; without observers an event costs nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     observers: Vec<Arc<Observer>>,
@@ -21,8 +22,8 @@ impl Observers {
         self.observers.push(Arc::new(observer));
     }
 
-    /// Tells everybody. An observer that panics harms nobody but itself.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
+    /// Calls every observer. One that panics does not keep the event from the others.
+    pub(crate) fn emit(&self, event: &Event<'_>) {
         for observer in &self.observers {
             if catch_unwind(AssertUnwindSafe(|| observer(event))).is_err() {
                 tracing::error!(?event, "an observer panicked");
@@ -44,18 +45,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_observer_that_panics_does_not_keep_the_news_from_the_next() {
-        let heard = Arc::new(AtomicUsize::new(0));
-        let hearing = heard.clone();
+    fn an_observer_that_panics_does_not_keep_the_event_from_the_next() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = count.clone();
         let mut observers = Observers::default();
-        observers.add(|_| panic!("no news, please"));
+        observers.add(|_| panic!("an observer's own mistake"));
         observers.add(move |_| {
-            hearing.fetch_add(1, Ordering::Relaxed);
+            counter.fetch_add(1, Ordering::Relaxed);
         });
-        observers.tell(&Event::Connected {
+        observers.emit(&Event::Connected {
             purpose: Purpose::Publish,
             address: "localhost",
         });
-        assert_eq!(heard.load(Ordering::Relaxed), 1);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

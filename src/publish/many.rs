@@ -1,8 +1,8 @@
-//! Many messages of one stream, a thousand of them under way at once.
+//! Publishes the messages of a stream, with up to a thousand unconfirmed at once.
 //!
-//! Outcomes are given in the order of the requests, so only the oldest message is waited for: its
-//! confirm nearly always comes with those of many others. What is not simply confirmed goes on in a
-//! future of its own.
+//! The stream yields outcomes in the order of the requests, so it polls only the oldest message: the
+//! broker nearly always confirms many messages with one acknowledgement. A message whose first send
+//! fails is retried in a future of its own.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -15,48 +15,48 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::lane::{Answer, Lane, Posted};
-use super::link::Live;
-use super::{Inner, Obstacle, Parcel, overdue};
+use super::confirm_channel::{ConfirmChannel, PendingConfirm, SendOutcome};
+use super::connection::PublishConnection;
+use super::{Inner, PublishAttempt, SendFailure, overdue};
 use crate::Error;
 use crate::task::{PublishRequest, Receipt};
 
-/// How many messages are under way at once.
+/// How many messages may be unconfirmed at once.
 const WINDOW: usize = 1_000;
 
 /// The outcomes of a stream of requests.
-pub(super) struct Many<S> {
+pub(super) struct PublishMany<S> {
     publisher: Arc<Inner>,
     requests: Pin<Box<S>>,
     has_ended: bool,
     entries: VecDeque<Entry>,
     /// The number of the oldest entry; they are numbered in the order of the requests.
     oldest: u64,
-    persistent: Persistent,
-    /// For the deadline of the oldest, and sometimes too early.
+    retries: Retries,
+    /// For the deadline of the oldest message. It may fire too early.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-type Persistent = FuturesUnordered<BoxFuture<'static, (u64, Outcome)>>;
+type Retries = FuturesUnordered<BoxFuture<'static, (u64, Outcome)>>;
 type Outcome = Result<Receipt, Error>;
 
-/// A message whose outcome has not been given yet.
+/// A message whose outcome the stream has not yielded yet.
 enum Entry {
-    /// On its first attempt.
-    UnderWay(UnderWay),
-    /// In a future of its own.
-    Persistent,
-    Ended(Outcome),
+    /// Sent once, and not confirmed.
+    Unconfirmed(Unconfirmed),
+    /// Retried in a future of its own.
+    Retrying,
+    Finished(Outcome),
 }
 
-struct UnderWay {
-    parcel: Parcel,
-    posted: Posted,
-    live: Arc<Live>,
-    lane: Arc<Lane>,
+struct Unconfirmed {
+    attempt: PublishAttempt,
+    confirm: PendingConfirm,
+    connection: Arc<PublishConnection>,
+    channel: Arc<ConfirmChannel>,
 }
 
-impl<S: Stream<Item = PublishRequest>> Many<S> {
+impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
     pub(super) fn new(publisher: Arc<Inner>, requests: S) -> Self {
         Self {
             publisher,
@@ -64,17 +64,17 @@ impl<S: Stream<Item = PublishRequest>> Many<S> {
             has_ended: false,
             entries: VecDeque::new(),
             oldest: 0,
-            persistent: FuturesUnordered::new(),
+            retries: FuturesUnordered::new(),
             timer: None,
         }
     }
 
-    /// Begins as many as the window has room for.
+    /// Sends requests until the window is full.
     fn fill(&mut self, cx: &mut Context<'_>) {
         while !self.has_ended && self.entries.len() < WINDOW {
             match self.requests.as_mut().poll_next(cx) {
                 Poll::Ready(Some(request)) => {
-                    let entry = self.begin(request);
+                    let entry = self.send(request);
                     self.entries.push_back(entry);
                 }
                 Poll::Ready(None) => self.has_ended = true,
@@ -83,111 +83,110 @@ impl<S: Stream<Item = PublishRequest>> Many<S> {
         }
     }
 
-    fn begin(&mut self, request: PublishRequest) -> Entry {
-        let parcel = match self.publisher.parcel(request) {
-            Ok(parcel) => parcel,
-            Err(error) => return Entry::Ended(Err(error)),
+    fn send(&mut self, request: PublishRequest) -> Entry {
+        let attempt = match self.publisher.prepare(request) {
+            Ok(attempt) => attempt,
+            Err(error) => return Entry::Finished(Err(error)),
         };
-        if let Some((live, lane)) = self.publisher.pool.lane_now()
-            && let Ok(posted) = lane.post_now(parcel.letter.clone())
+        if let Some((connection, channel)) = self.publisher.pool.ready_channel()
+            && let Ok(confirm) = channel.try_send(attempt.message.clone())
         {
-            return Entry::UnderWay(UnderWay {
-                parcel,
-                posted,
-                live,
-                lane,
+            return Entry::Unconfirmed(Unconfirmed {
+                attempt,
+                confirm,
+                connection,
+                channel,
             });
         }
         let number = self.oldest + self.entries.len() as u64;
-        let future = persist(self.publisher.clone(), number, parcel, None);
-        self.persistent.push(Box::pin(future));
-        Entry::Persistent
+        let future = retry(self.publisher.clone(), number, attempt, None);
+        self.retries.push(Box::pin(future));
+        Entry::Retrying
     }
 
-    /// Notes down which of those in futures of their own have ended.
-    fn look_at_persistent(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Some((number, outcome))) =
-            Pin::new(&mut self.persistent).poll_next(cx)
-        {
+    /// Stores the outcomes of the retries that have finished.
+    fn poll_retries(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some((number, outcome))) = Pin::new(&mut self.retries).poll_next(cx) {
             let index = usize::try_from(number - self.oldest).ok();
             if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
-                *entry = Entry::Ended(outcome);
+                *entry = Entry::Finished(outcome);
             }
         }
     }
 
-    /// Whatever befell the oldest has befallen others: they do not wait until it is their turn.
-    fn go_on_with_failed(&mut self, oldest: Result<Answer, Obstacle>) {
+    /// Retries every message that has failed. A failure of the oldest message, such as a lost channel,
+    /// usually hits others too, and they must not wait until they are the oldest.
+    fn retry_failed(&mut self, oldest: Result<SendOutcome, SendFailure>) {
         let mut met = Some(oldest);
         for (number, entry) in (self.oldest..).zip(&mut self.entries) {
-            let Entry::UnderWay(under_way) = entry else {
+            let Entry::Unconfirmed(unconfirmed) = entry else {
                 continue;
             };
-            let Some(met) = met.take().or_else(|| under_way.failed()) else {
+            let Some(met) = met.take().or_else(|| unconfirmed.failed()) else {
                 continue;
             };
-            if let Entry::UnderWay(failed) = std::mem::replace(entry, Entry::Persistent) {
+            if let Entry::Unconfirmed(failed) = std::mem::replace(entry, Entry::Retrying) {
                 let publisher = self.publisher.clone();
-                let future = persist(publisher, number, failed.parcel, Some(met));
-                self.persistent.push(Box::pin(future));
+                let future = retry(publisher, number, failed.attempt, Some(met));
+                self.retries.push(Box::pin(future));
             }
         }
     }
 }
 
-impl<S: Stream<Item = PublishRequest>> Stream for Many<S> {
+impl<S: Stream<Item = PublishRequest>> Stream for PublishMany<S> {
     type Item = Outcome;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Outcome>> {
         let this = &mut *self;
         this.fill(cx);
         loop {
-            this.look_at_persistent(cx);
+            this.poll_retries(cx);
             let met = match this.entries.pop_front() {
                 None if this.has_ended => return Poll::Ready(None),
                 None => return Poll::Pending,
-                Some(Entry::Ended(outcome)) => {
+                Some(Entry::Finished(outcome)) => {
                     this.oldest += 1;
                     return Poll::Ready(Some(outcome));
                 }
-                Some(Entry::Persistent) => {
-                    this.entries.push_front(Entry::Persistent);
+                Some(Entry::Retrying) => {
+                    this.entries.push_front(Entry::Retrying);
                     return Poll::Pending;
                 }
-                Some(Entry::UnderWay(mut oldest)) => {
+                Some(Entry::Unconfirmed(mut oldest)) => {
                     let met = oldest.poll(&mut this.timer, cx);
-                    if let Poll::Ready(Ok(Answer::Confirmed)) = met {
+                    if let Poll::Ready(Ok(SendOutcome::Confirmed)) = met {
                         this.oldest += 1;
-                        return Poll::Ready(Some(this.publisher.receipt(oldest.parcel, Ok(()))));
+                        return Poll::Ready(Some(this.publisher.receipt(oldest.attempt, Ok(()))));
                     }
-                    this.entries.push_front(Entry::UnderWay(oldest));
+                    this.entries.push_front(Entry::Unconfirmed(oldest));
                     ready!(met)
                 }
             };
-            this.go_on_with_failed(met);
+            this.retry_failed(met);
         }
     }
 }
 
-impl UnderWay {
-    /// Its answer, or that its deadline has come without one.
+impl Unconfirmed {
+    /// The outcome of the send, or a failure at the deadline.
     fn poll(
         &mut self,
         timer: &mut Option<Pin<Box<Sleep>>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Answer, Obstacle>> {
-        if let Poll::Ready(answer) = Pin::new(&mut self.posted).poll(cx) {
+    ) -> Poll<Result<SendOutcome, SendFailure>> {
+        if let Poll::Ready(answer) = Pin::new(&mut self.confirm).poll(cx) {
             return Poll::Ready(Ok(answer));
         }
-        ready!(poll_deadline(timer, self.parcel.deadline, cx));
-        Poll::Ready(Err(overdue(&self.live, &self.lane)))
+        ready!(poll_deadline(timer, self.attempt.deadline, cx));
+        Poll::Ready(Err(overdue(&self.connection, &self.channel)))
     }
 
-    /// Its answer, if it is there and not a confirm.
-    fn failed(&mut self) -> Option<Result<Answer, Obstacle>> {
-        match (&mut self.posted).now_or_never()? {
-            Answer::Confirmed => {
-                self.posted = Posted::Confirmed;
+    /// The outcome of the send, if it is known and not a confirm.
+    fn failed(&mut self) -> Option<Result<SendOutcome, SendFailure>> {
+        match (&mut self.confirm).now_or_never()? {
+            SendOutcome::Confirmed => {
+                self.confirm = PendingConfirm::Confirmed;
                 None
             }
             answer => Some(Ok(answer)),
@@ -195,18 +194,18 @@ impl UnderWay {
     }
 }
 
-/// Goes on with a message until it is confirmed or its deadline has come.
-async fn persist(
+/// Sends a message again until the broker confirms it, at the latest until its deadline.
+async fn retry(
     publisher: Arc<Inner>,
     number: u64,
-    parcel: Parcel,
-    attempted: Option<Result<Answer, Obstacle>>,
+    attempt: PublishAttempt,
+    attempted: Option<Result<SendOutcome, SendFailure>>,
 ) -> (u64, Outcome) {
-    let delivered = publisher.persist(&parcel, attempted).await;
-    (number, publisher.receipt(parcel, delivered))
+    let sent = publisher.retry_until_deadline(&attempt, attempted).await;
+    (number, publisher.receipt(attempt, sent))
 }
 
-/// Ready when the deadline has come.
+/// Ready at the deadline.
 fn poll_deadline(
     timer: &mut Option<Pin<Box<Sleep>>>,
     deadline: Instant,

@@ -1,7 +1,11 @@
-//! The way in: every publish is confirmed by the broker, or ends in a typed error in time.
+//! Publishing: the broker confirms every message, or the publish ends in a typed error at its deadline.
+//!
+//! `pool` keeps the connections open (`connection`), each with a few channels in confirm mode
+//! (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
+//! `many` publishes a stream of requests with a window of unconfirmed messages.
 
-mod lane;
-mod link;
+mod confirm_channel;
+mod connection;
 mod many;
 mod pool;
 mod returns;
@@ -16,31 +20,34 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::amqp::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
+use crate::route::{self, RouteRequest};
 use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
-use crate::topology::{QueueType, Route, Tier, Topology, delay};
+use crate::topology::Topology;
+use crate::topology::capabilities::Capabilities;
 use crate::{Error, TaskId};
-use lane::{Answer, Lane};
-pub(crate) use lane::{Content, Letter};
-use link::{Live, Settings};
-use pool::{NoLane, Pool};
+use confirm_channel::{ConfirmChannel, SendOutcome};
+pub(crate) use confirm_channel::{Content, OutgoingMessage};
+use connection::{PublishConnection, Settings};
+use pool::{NoChannel, Pool};
 
 /// How long a publish may take unless it says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
-/// The pause before a refused or lost message is sent again; it doubles up to the longest.
+/// The pause before a refused or lost message is sent again. It doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Publishes tasks to their tiers. Cheap to clone; all clones share the same few connections.
 ///
-/// A publish that answers `Ok` is stored by the broker. Every other one ends in an error that says
-/// why, at the latest at its deadline, whatever the broker does. Refused, lost and blocked messages
-/// are sent again until then with the same id, so a duplicate can be recognised.
+/// When a publish returns `Ok`, the broker has stored the message. Every other publish returns an error
+/// that says why, at the latest at its deadline, whatever the broker does. Until then the publisher
+/// sends refused, lost and blocked messages again with the same id, so that a duplicate can be
+/// recognised.
 ///
-/// Dropping a publish that is under way is safe: the message may have been sent or not.
+/// Dropping the future of a publish is safe: the message may have been sent or not.
 #[derive(Clone)]
 pub struct Publisher {
     inner: Arc<Inner>,
@@ -53,7 +60,7 @@ struct Inner {
     trace: TraceContext,
 }
 
-/// Asks the caller's tracing for the context of where it publishes.
+/// Gets the trace context of the caller that publishes.
 #[derive(Clone, Default)]
 pub(crate) struct TraceContext {
     current: Option<Arc<CurrentTrace>>,
@@ -83,7 +90,7 @@ impl fmt::Debug for TraceContext {
 }
 
 impl Publisher {
-    /// A publisher on `connections` connections that begins with one that is open, and reconnects to
+    /// A publisher on `connections` connections, of which `first` is open already. Each reconnects to
     /// one of `urls` for ever.
     pub(crate) fn new(
         topology: Topology,
@@ -99,7 +106,7 @@ impl Publisher {
             name,
             observers,
         };
-        let pool = Pool::keep(settings, connections, first);
+        let pool = Pool::open(settings, connections, first);
         Self {
             inner: Arc::new(Inner {
                 app: topology.app().into(),
@@ -110,31 +117,31 @@ impl Publisher {
         }
     }
 
-    /// Sends what has its address and its properties already (a retry, a dead letter, a redrive)
-    /// until it is confirmed, at the latest until the deadline.
+    /// Sends a message that has its destination and its properties already (a retry, a dead letter, a
+    /// redrive) until the broker confirms it, at the latest until the deadline.
     pub(crate) async fn forward(
         &self,
-        letter: Letter,
+        message: OutgoingMessage,
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let parcel = Parcel {
-            letter: Arc::new(letter),
+        let attempt = PublishAttempt {
+            message: Arc::new(message),
             id: id.clone(),
             tier: String::new(),
             deadline,
             is_once: false,
         };
-        self.inner.deliver(&parcel).await
+        self.inner.send_until_confirmed(&attempt).await
     }
 
-    /// The priority that a message may have in a quorum queue, delay levels included.
-    pub(crate) fn bearable_in_quorum(&self, priority: u8) -> u8 {
-        self.inner.bearable_in_quorum(priority)
+    /// The capabilities of the broker, as of the latest connection to it.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.inner.pool.capabilities()
     }
 
-    /// Publishes many tasks, with a thousand of them under way at once, and gives each one's outcome
-    /// in the order of the requests. Only what is under way is held in memory.
+    /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
+    /// the order of the requests. Only unconfirmed messages are held in memory.
     pub fn publish_many<S>(
         &self,
         requests: S,
@@ -142,13 +149,17 @@ impl Publisher {
     where
         S: Stream<Item = PublishRequest>,
     {
-        many::Many::new(self.inner.clone(), requests)
+        many::PublishMany::new(self.inner.clone(), requests)
     }
 }
 
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
-        Box::pin(self.inner.publish(request))
+        Box::pin(async move {
+            let attempt = self.inner.prepare(request)?;
+            let sent = self.inner.send_until_confirmed(&attempt).await;
+            self.inner.receipt(attempt, sent)
+        })
     }
 }
 
@@ -160,18 +171,19 @@ impl fmt::Debug for Publisher {
     }
 }
 
-/// A letter, and what its publisher wants of it.
-struct Parcel {
-    letter: Arc<Letter>,
+/// A message, and how long the publisher tries to send it.
+struct PublishAttempt {
+    message: Arc<OutgoingMessage>,
     id: TaskId,
-    /// The tier that the map gives its task; empty where it has its address already.
+    /// The tier that the map gives its task; empty if the message came with its destination.
     tier: String,
     deadline: Instant,
+    /// Whether a message without a confirm must not be sent again.
     is_once: bool,
 }
 
-/// What an attempt met, for the error at the deadline.
-enum Obstacle {
+/// Why a message is not confirmed, for the error at the deadline.
+enum SendFailure {
     Refused,
     /// It may be stored or not.
     Lost(String),
@@ -180,14 +192,8 @@ enum Obstacle {
 }
 
 impl Inner {
-    async fn publish(&self, request: PublishRequest) -> Result<Receipt, Error> {
-        let parcel = self.parcel(request)?;
-        let delivered = self.deliver(&parcel).await;
-        self.receipt(parcel, delivered)
-    }
-
-    /// What a request comes to on the wire.
-    fn parcel(&self, mut request: PublishRequest) -> Result<Parcel, Error> {
+    /// Turns a request into a message with its destination and deadline.
+    fn prepare(&self, mut request: PublishRequest) -> Result<PublishAttempt, Error> {
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
@@ -195,9 +201,9 @@ impl Inner {
         // A limit that no clock can hold would overflow it.
         let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
         let is_once = request.once;
-        let (letter, id, tier) = self.address(request)?;
-        Ok(Parcel {
-            letter: Arc::new(letter),
+        let (message, id, tier) = self.address(request)?;
+        Ok(PublishAttempt {
+            message: Arc::new(message),
             id,
             tier,
             deadline,
@@ -205,187 +211,158 @@ impl Inner {
         })
     }
 
-    /// What the publisher is told in the end.
-    fn receipt(&self, parcel: Parcel, delivered: Result<(), Error>) -> Result<Receipt, Error> {
-        match delivered {
-            Ok(()) => Ok(Receipt::new(parcel.id, parcel.tier, SystemTime::now())),
+    /// The outcome for the caller of a publish.
+    fn receipt(&self, attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
+        match sent {
+            Ok(()) => Ok(Receipt::new(attempt.id, attempt.tier, SystemTime::now())),
             Err(Error::Unroutable { id, .. }) => {
-                let queue = self.queue_of(&parcel.tier);
+                let queue = self.queue_of(&attempt.tier);
                 Err(Error::Unroutable { id, queue })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Sends a letter until it is confirmed, at the latest until the deadline.
-    async fn deliver(&self, parcel: &Parcel) -> Result<(), Error> {
+    /// Sends a message until it is confirmed, at the latest until the deadline.
+    async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
         let mut attempted = None;
-        // Nearly all go this way, so it is kept short: a thousand of its futures are alive at once.
-        if let Some((live, lane)) = self.pool.lane_now() {
-            match send(&live, &lane, &parcel.letter, parcel.deadline).await {
-                Ok(Answer::Confirmed) => return Ok(()),
+        // Nearly all messages take this path. It is kept short, because a thousand of its futures are
+        // alive at once.
+        if let Some((connection, channel)) = self.pool.ready_channel() {
+            match send(&connection, &channel, &attempt.message, attempt.deadline).await {
+                Ok(SendOutcome::Confirmed) => return Ok(()),
                 met => attempted = Some(met),
             }
         }
-        Box::pin(self.persist(parcel, attempted)).await
+        Box::pin(self.retry_until_deadline(attempt, attempted)).await
     }
 
-    /// Goes on after a first attempt, if there was one.
-    async fn persist(
+    /// Sends again after a first attempt, if there was one, until the deadline.
+    async fn retry_until_deadline(
         &self,
-        parcel: &Parcel,
-        mut attempted: Option<Result<Answer, Obstacle>>,
+        attempt: &PublishAttempt,
+        mut attempted: Option<Result<SendOutcome, SendFailure>>,
     ) -> Result<(), Error> {
-        let Parcel {
-            letter,
+        let PublishAttempt {
+            message,
             id,
             deadline,
             is_once,
             ..
-        } = parcel;
+        } = attempt;
         let mut pause = FIRST_PAUSE;
-        // Whatever follows: an attempt without an answer may have stored it.
+        // An attempt without a confirm may have stored the message, whatever the later ones say.
         let mut lost = None;
         loop {
             let met = match attempted.take() {
                 Some(met) => met,
-                None => self.attempt(letter, *deadline).await,
+                None => self.try_once(message, *deadline).await,
             };
-            let obstacle = match met {
-                Ok(Answer::Confirmed) => return Ok(()),
-                Ok(Answer::Unroutable) => {
+            let failure = match met {
+                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Unroutable) => {
                     return Err(Error::Unroutable {
                         id: id.clone(),
-                        queue: letter.exchange.as_str().into(),
+                        queue: message.exchange.as_str().into(),
                     });
                 }
-                Ok(Answer::Refused) => Obstacle::Refused,
-                Ok(Answer::Lost(cause)) => Obstacle::Lost(cause),
-                Ok(Answer::NotSent) => Obstacle::Down("the channel was closed".to_owned()),
-                Err(obstacle) => obstacle,
+                Ok(SendOutcome::Refused) => SendFailure::Refused,
+                Ok(SendOutcome::Lost(cause)) => SendFailure::Lost(cause),
+                Ok(SendOutcome::NotSent) => SendFailure::Down("the channel was closed".to_owned()),
+                Err(failure) => failure,
             };
-            let is_lost = matches!(obstacle, Obstacle::Lost(_));
+            let is_lost = matches!(failure, SendFailure::Lost(_));
             if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
-                return Err(lost.unwrap_or(obstacle).into_error(id.clone()));
+                return Err(lost.unwrap_or(failure).into_error(id.clone()));
             }
             if is_lost {
-                lost = Some(obstacle);
+                lost = Some(failure);
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn attempt(&self, letter: &Arc<Letter>, deadline: Instant) -> Result<Answer, Obstacle> {
-        let (live, lane) = self.pool.lane(deadline).await.map_err(|why| match why {
-            NoLane::Blocked => Obstacle::Blocked,
-            NoLane::Down(why) => Obstacle::Down(why),
+    async fn try_once(
+        &self,
+        message: &Arc<OutgoingMessage>,
+        deadline: Instant,
+    ) -> Result<SendOutcome, SendFailure> {
+        let (connection, channel) = self.pool.channel(deadline).await.map_err(|why| match why {
+            NoChannel::Blocked => SendFailure::Blocked,
+            NoChannel::Down(why) => SendFailure::Down(why),
         })?;
-        send(&live, &lane, letter, deadline).await
+        send(&connection, &channel, message, deadline).await
     }
 
-    /// The queue that serves a tier today, for messages.
+    /// The name of the tier's queue, for error messages.
     fn queue_of(&self, tier: &str) -> Box<str> {
         let tier = self.topology.tier(tier);
         let queue = tier.map(|tier| self.topology.names().queue(tier));
         queue.unwrap_or_default().into()
     }
 
-    /// Where a request goes, as the map says, and what is sent there.
-    fn address(&self, request: PublishRequest) -> Result<(Letter, TaskId, String), Error> {
-        let Some(route) = self.topology.route(&request.task) else {
-            return Err(Error::UnmappedTask { task: request.task });
+    /// The message that a request becomes, with its destination.
+    fn address(&self, request: PublishRequest) -> Result<(OutgoingMessage, TaskId, String), Error> {
+        let route_request = RouteRequest::Publish {
+            priority: request.priority,
         };
-        let app = self.topology.app();
-        let limit = self.topology.broker().max_message_size;
-        if request.payload.len() as u64 > limit {
-            return Err(Error::TooLarge {
-                task: request.task.into(),
-                size: request.payload.len() as u64,
-                limit,
-            });
-        }
-        let delayed = delay::route(app, &route.tier, request.delay.unwrap_or_default())?;
-        let priority = self.priority(route, request.priority, delayed.is_some())?;
-        let (exchange, routing_key) = match delayed {
-            Some(delayed) => (delayed.exchange, delayed.routing_key),
-            None => (self.topology.names().tasks_exchange(), route.tier.clone()),
-        };
-        let mut message = Message::first(request, &route.tier, priority, SystemTime::now());
-        message.priority = priority;
+        let delay = request.delay.unwrap_or_default();
+        let capabilities = self.pool.capabilities();
+        let route = route::destination(
+            &self.topology,
+            &capabilities,
+            &request.task,
+            route_request,
+            delay,
+        )?;
+        route::check_size(&self.topology, &request.task, &request.payload)?;
+        let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
+        message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
         let app = Arc::clone(&self.app);
-        let letter = Letter {
-            exchange,
-            routing_key,
+        let message = OutgoingMessage {
+            exchange: route.exchange,
+            routing_key: route.routing_key,
             content: Content::New { message, app },
         };
-        Ok((letter, id, route.tier.clone()))
-    }
-
-    /// The priority on the wire: what was asked for or what the map says, and in a quorum queue,
-    /// the delay levels included, no more than the broker's version bears.
-    fn priority(&self, route: &Route, wanted: Option<u8>, is_delayed: bool) -> Result<u8, Error> {
-        let tier = self.topology.tier(&route.tier);
-        let highest = tier.and_then(|tier| tier.max_priority);
-        let priority = match (wanted, highest) {
-            (Some(wanted), Some(highest)) if wanted <= highest => wanted,
-            (None, _) => route.priority,
-            (Some(wanted), highest) => {
-                return Err(Error::InvalidPriority {
-                    task: route.task.as_str().into(),
-                    priority: wanted,
-                    highest,
-                });
-            }
-        };
-        let is_quorum =
-            is_delayed || tier.is_some_and(|tier: &Tier| tier.queue == QueueType::Quorum);
-        Ok(match is_quorum {
-            true => self.bearable_in_quorum(priority),
-            false => priority,
-        })
-    }
-
-    fn bearable_in_quorum(&self, priority: u8) -> u8 {
-        let bearable = self.pool.highest_quorum_priority();
-        priority.min(bearable.unwrap_or(u8::MAX))
+        Ok((message, id, route.tier))
     }
 }
 
-/// One attempt on one lane.
+/// Sends a message once, on one channel.
 async fn send(
-    live: &Live,
-    lane: &Lane,
-    letter: &Arc<Letter>,
+    connection: &PublishConnection,
+    channel: &ConfirmChannel,
+    message: &Arc<OutgoingMessage>,
     deadline: Instant,
-) -> Result<Answer, Obstacle> {
-    match timeout_at(deadline, lane.send(Arc::clone(letter))).await {
+) -> Result<SendOutcome, SendFailure> {
+    match timeout_at(deadline, channel.send(Arc::clone(message))).await {
         Ok(answer) => Ok(answer),
-        Err(_) => Err(overdue(live, lane)),
+        Err(_) => Err(overdue(connection, channel)),
     }
 }
 
-/// No answer has come by the deadline.
-fn overdue(live: &Live, lane: &Lane) -> Obstacle {
-    if live.is_blocked() {
-        return Obstacle::Blocked;
+/// The failure of a message that has no confirm at its deadline.
+fn overdue(connection: &PublishConnection, channel: &ConfirmChannel) -> SendFailure {
+    if connection.is_blocked() {
+        return SendFailure::Blocked;
     }
-    lane.give_up_if_stuck();
-    Obstacle::Lost("the broker did not confirm it in time".to_owned())
+    channel.give_up_if_stuck();
+    SendFailure::Lost("the broker did not confirm it in time".to_owned())
 }
 
-impl Obstacle {
+impl SendFailure {
     fn into_error(self, id: TaskId) -> Error {
         match self {
-            Obstacle::Refused => Error::Refused { id },
-            Obstacle::Blocked => Error::Blocked { id },
-            Obstacle::Down(cause) => Error::NotConnected {
+            SendFailure::Refused => Error::Refused { id },
+            SendFailure::Blocked => Error::Blocked { id },
+            SendFailure::Down(cause) => Error::NotConnected {
                 id,
                 cause: cause.into(),
             },
-            Obstacle::Lost(cause) => Error::Unconfirmed {
+            SendFailure::Lost(cause) => Error::Unconfirmed {
                 id,
                 cause: cause.into(),
             },

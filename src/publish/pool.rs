@@ -1,4 +1,4 @@
-//! The connections for publishing: a few, each kept up for ever, shared by all who publish.
+//! The connections for publishing: a few, reopened for ever, and shared by all publishers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,118 +7,145 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use super::lane::{Lane, STUCK_AFTER};
-use super::link::{self, Live, Settings};
+use super::confirm_channel::{ConfirmChannel, STUCK_AFTER};
+use super::connection::{self, PublishConnection, Settings};
 use crate::amqp::Connection;
+use crate::topology::capabilities::Capabilities;
 
-/// Connections that are made again whenever they are lost, as long as this value lives.
+/// Connections that are reopened whenever they are lost, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// One for each connection.
-    states: watch::Receiver<Vec<State>>,
+    states: watch::Receiver<States>,
     next: AtomicUsize,
-    _keepers: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
-/// How a connection is.
+/// The state of every connection, and what is known of the broker.
+#[derive(Debug)]
+struct States {
+    connections: Vec<State>,
+    /// Of the latest connection, so that a message for a broker that is away right now is addressed
+    /// for its version too.
+    capabilities: Capabilities,
+}
+
+impl States {
+    fn set(&mut self, index: usize, state: State) {
+        match &state {
+            State::Up(connection) | State::Blocked(connection) => {
+                self.capabilities = connection.capabilities().clone();
+            }
+            State::Down(_) => {}
+        }
+        self.connections[index] = state;
+    }
+}
+
+/// The state of one connection.
 #[derive(Debug, Clone)]
 pub(super) enum State {
-    Up(Arc<Live>),
-    /// The broker takes nothing from it: a memory or disk alarm.
-    Blocked(Arc<Live>),
-    /// With what the last attempt met.
+    Up(Arc<PublishConnection>),
+    /// The broker does not read from it, because of a memory or disk alarm.
+    Blocked(Arc<PublishConnection>),
+    /// With the cause: why it was lost, or why the last attempt to open it failed.
     Down(Arc<str>),
 }
 
-/// Why there is no lane.
-pub(super) enum NoLane {
-    /// There is no connection, and this is why.
+/// Why there is no channel.
+pub(super) enum NoChannel {
+    /// No connection is open, with the cause.
     Down(String),
-    /// The broker has blocked all connections: a memory or disk alarm.
+    /// The broker has blocked all connections, because of a memory or disk alarm.
     Blocked,
 }
 
 impl Pool {
-    /// Keeps up `size` connections, beginning with one that is open already.
-    pub(super) fn keep(settings: Settings, size: usize, first: Connection) -> Self {
+    /// Keeps `size` connections open, of which `first` is open already.
+    pub(super) fn open(settings: Settings, size: usize, first: Connection) -> Self {
         let not_yet = State::Down("the connection is being made".into());
-        let (sender, states) = watch::channel(vec![not_yet; size.max(1)]);
+        let (sender, states) = watch::channel(States {
+            connections: vec![not_yet; size.max(1)],
+            capabilities: first.capabilities().clone(),
+        });
         let (sender, settings) = (Arc::new(sender), Arc::new(settings));
-        let mut keepers = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let mut first = Some(first);
         for index in 0..size.max(1) {
             let sender = Arc::clone(&sender);
-            let tell = move |state| sender.send_modify(|states| states[index] = state);
-            // Known before anybody publishes.
+            let report = move |state| sender.send_modify(|states| states.set(index, state));
+            // The first publish must find the open connection.
             let begin = first
                 .take()
-                .map(|connection| Arc::new(Live::new(connection)));
-            if let Some(live) = &begin {
-                tell(State::Up(Arc::clone(live)));
+                .map(|connection| Arc::new(PublishConnection::new(connection)));
+            if let Some(connection) = &begin {
+                report(State::Up(Arc::clone(connection)));
             }
-            keepers.spawn(link::keep(Arc::clone(&settings), begin, tell));
+            tasks.spawn(connection::keep_open(Arc::clone(&settings), begin, report));
         }
         Self {
             states,
             next: AtomicUsize::new(0),
-            _keepers: keepers,
+            _tasks: tasks,
         }
     }
 
-    /// A lane that is there already, as nearly always.
-    pub(super) fn lane_now(&self) -> Option<(Arc<Live>, Arc<Lane>)> {
-        let live = self.choose(&self.states.borrow()).ok()?;
-        let lane = live.lane_now()?;
-        Some((live, lane))
+    /// A channel that is open already, which is nearly always there.
+    pub(super) fn ready_channel(&self) -> Option<(Arc<PublishConnection>, Arc<ConfirmChannel>)> {
+        let connection = self.choose(&self.states.borrow().connections).ok()?;
+        let channel = connection.ready_channel()?;
+        Some((connection, channel))
     }
 
-    /// A lane to publish on, before the deadline.
-    pub(super) async fn lane(&self, deadline: Instant) -> Result<(Arc<Live>, Arc<Lane>), NoLane> {
-        let live = self.live(deadline).await?;
+    /// A channel to publish on, before the deadline.
+    pub(super) async fn channel(
+        &self,
+        deadline: Instant,
+    ) -> Result<(Arc<PublishConnection>, Arc<ConfirmChannel>), NoChannel> {
+        let connection = self.connection(deadline).await?;
         let begin = Instant::now();
-        match timeout_at(deadline, live.lane()).await {
-            Ok(Ok(lane)) => Ok((live, lane)),
-            Ok(Err(error)) => Err(NoLane::Down(error.to_string())),
-            // A channel that does not open in time: the connection is half open, or stuck; unless the
-            // deadline was near.
+        match timeout_at(deadline, connection.channel()).await {
+            Ok(Ok(channel)) => Ok((connection, channel)),
+            Ok(Err(error)) => Err(NoChannel::Down(error.to_string())),
+            // A channel that does not open in time is a sign of a connection that is half open or
+            // stuck, unless the deadline was near.
             Err(_) => {
                 if begin.elapsed() >= STUCK_AFTER {
-                    live.give_up();
+                    connection.give_up();
                 }
-                Err(NoLane::Down(
+                Err(NoChannel::Down(
                     "the broker did not open a channel in time".to_owned(),
                 ))
             }
         }
     }
 
-    async fn live(&self, deadline: Instant) -> Result<Arc<Live>, NoLane> {
+    async fn connection(&self, deadline: Instant) -> Result<Arc<PublishConnection>, NoChannel> {
         let mut states = self.states.clone();
         loop {
-            let why = match self.choose(&states.borrow_and_update()) {
-                Ok(live) => return Ok(live),
+            let why = match self.choose(&states.borrow_and_update().connections) {
+                Ok(connection) => return Ok(connection),
                 Err(why) => why,
             };
             match timeout_at(deadline, states.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(NoLane::Down("the app was closed".to_owned())),
+                Ok(Err(_)) => return Err(NoChannel::Down("the app was closed".to_owned())),
                 Err(_) => return Err(why),
             }
         }
     }
 
-    /// The next connection in turn that can be published on.
-    fn choose(&self, states: &[State]) -> Result<Arc<Live>, NoLane> {
+    /// The next connection, round-robin, that accepts messages.
+    fn choose(&self, states: &[State]) -> Result<Arc<PublishConnection>, NoChannel> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % states.len();
         let (before, after) = states.split_at(turn);
-        let mut why = NoLane::Down("the connection was lost".to_owned());
+        let mut why = NoChannel::Down("the connection was lost".to_owned());
         for state in after.iter().chain(before) {
             match state {
-                State::Up(live) if live.is_open() => return Ok(Arc::clone(live)),
+                State::Up(connection) if connection.is_open() => return Ok(Arc::clone(connection)),
                 State::Up(_) => {}
-                State::Blocked(_) => why = NoLane::Blocked,
-                State::Down(cause) if matches!(why, NoLane::Down(_)) => {
-                    why = NoLane::Down(cause.to_string());
+                State::Blocked(_) => why = NoChannel::Blocked,
+                State::Down(cause) if matches!(why, NoChannel::Down(_)) => {
+                    why = NoChannel::Down(cause.to_string());
                 }
                 State::Down(_) => {}
             }
@@ -126,13 +153,8 @@ impl Pool {
         Err(why)
     }
 
-    /// What the broker's quorum queues bear, as far as a connection is there.
-    pub(super) fn highest_quorum_priority(&self) -> Option<u8> {
-        self.states.borrow().iter().find_map(|state| match state {
-            State::Up(live) | State::Blocked(live) => {
-                Some(live.capabilities().highest_quorum_priority)
-            }
-            State::Down(_) => None,
-        })
+    /// The capabilities of the broker, as of the latest connection to it.
+    pub(super) fn capabilities(&self) -> Capabilities {
+        self.states.borrow().capabilities.clone()
     }
 }

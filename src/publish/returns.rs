@@ -1,11 +1,11 @@
-//! Which letters were returned.
+//! Finds out which messages the broker returned as unroutable.
 //!
-//! The broker returns an unroutable message before it confirms it, and lapin gives the returns, in
-//! the order in which they came, to the confirms that complete next, one each. The confirms of one
-//! acknowledgement complete one by one and in any order, and we may look between two of them. So a
-//! letter's own return may be with a confirm that completes later: but then its own confirm carries
-//! the return of another letter that is still under way. As long as there is such a letter, what
-//! carries a return is held back; the rest is certain.
+//! The broker returns an unroutable message before it confirms it. lapin attaches the returns, in the
+//! order in which they arrive, to the confirms that complete next, one each. The confirms of one
+//! acknowledgement complete one by one and in any order, and this module may run between two of them.
+//! So the return of a message may be attached to a confirm that completes later; but then the
+//! message's own confirm carries the return of another unconfirmed message. As long as such a message
+//! exists, every message whose confirm carried a return is held back. All others are certain.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,77 +15,83 @@ use lapin::message::BasicReturnMessage;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::oneshot;
 
-use super::lane::{Answer, Letter};
+use super::confirm_channel::{OutgoingMessage, SendOutcome};
 use crate::message::wire;
 
-/// A letter whose confirm has come, or never will.
-pub(super) struct Ended {
-    letter: Arc<Letter>,
-    answer: oneshot::Sender<Answer>,
-    outcome: Answer,
-    /// The return that lapin attached, of this letter or another one.
+/// A message whose confirm has arrived, or never will.
+pub(super) struct CompletedSend {
+    message: Arc<OutgoingMessage>,
+    sender: oneshot::Sender<SendOutcome>,
+    outcome: SendOutcome,
+    /// The return that lapin attached to the confirm, of this message or another one.
     attached: Option<BasicReturnMessage>,
+    /// Whether its confirm had a return attached.
     has_carried: bool,
 }
 
-impl Ended {
+impl CompletedSend {
     pub(super) fn new(
-        letter: Arc<Letter>,
-        answer: oneshot::Sender<Answer>,
+        message: Arc<OutgoingMessage>,
+        sender: oneshot::Sender<SendOutcome>,
         result: lapin::Result<Confirmation>,
     ) -> Self {
         let (outcome, attached) = match result {
-            Ok(Confirmation::Ack(returned)) => (Answer::Confirmed, returned),
-            Ok(Confirmation::Nack(returned)) => (Answer::Refused, returned),
-            Ok(Confirmation::NotRequested) => (Answer::Lost("confirms are off".to_owned()), None),
-            Err(error) => (Answer::Lost(error.to_string()), None),
+            Ok(Confirmation::Ack(returned)) => (SendOutcome::Confirmed, returned),
+            Ok(Confirmation::Nack(returned)) => (SendOutcome::Refused, returned),
+            Ok(Confirmation::NotRequested) => {
+                (SendOutcome::Lost("confirms are off".to_owned()), None)
+            }
+            Err(error) => (SendOutcome::Lost(error.to_string()), None),
         };
         Self {
-            letter,
-            answer,
+            message,
+            sender,
             outcome,
             has_carried: attached.is_some(),
             attached,
         }
     }
 
-    /// A letter that was not sent at all.
-    pub(super) fn not_sent(letter: Arc<Letter>, answer: oneshot::Sender<Answer>) -> Self {
+    /// A message that was not sent at all.
+    pub(super) fn not_sent(
+        message: Arc<OutgoingMessage>,
+        sender: oneshot::Sender<SendOutcome>,
+    ) -> Self {
         Self {
-            letter,
-            answer,
-            outcome: Answer::NotSent,
+            message,
+            sender,
+            outcome: SendOutcome::NotSent,
             attached: None,
             has_carried: false,
         }
     }
 
-    /// Whether the broker said no.
+    /// Whether the broker sent a nack.
     pub(super) fn is_refused(&self) -> bool {
-        matches!(self.outcome, Answer::Refused)
+        matches!(self.outcome, SendOutcome::Refused)
     }
 
-    fn answer(self) {
-        // Nobody may be waiting any more: that publisher has given up.
-        let _ = self.answer.send(self.outcome);
+    fn notify(self) {
+        // The publisher may have given up, and dropped the receiver.
+        let _ = self.sender.send(self.outcome);
     }
 }
 
-/// What tells most letters apart. Ids may be missing or repeat: letters that are equal in this are told
-/// apart by what is in them, and those that are equal in that too can stand for each other.
+/// The key that most messages differ in. Ids may be missing or repeat: messages with equal keys are
+/// compared by their contents, and it does not matter which of two equal messages a return belongs to.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Mark {
+struct MessageKey {
     id: Option<String>,
     exchange: String,
     routing_key: String,
 }
 
-impl Mark {
-    fn of_letter(letter: &Letter) -> Self {
+impl MessageKey {
+    fn of_message(message: &OutgoingMessage) -> Self {
         Self {
-            id: letter.id().map(str::to_owned),
-            exchange: letter.exchange.clone(),
-            routing_key: letter.routing_key.clone(),
+            id: message.id().map(str::to_owned),
+            exchange: message.exchange.clone(),
+            routing_key: message.routing_key.clone(),
         }
     }
 
@@ -101,69 +107,69 @@ impl Mark {
 /// The returns and confirms of one channel.
 #[derive(Default)]
 pub(super) struct Returns {
-    /// Returns of letters whose own confirm has not completed.
-    early: HashMap<Mark, Vec<BasicReturnMessage>>,
-    /// Letters with a return of another, which may have been returned themselves.
-    held: Vec<Ended>,
+    /// Returns of messages whose own confirm has not completed.
+    early: HashMap<MessageKey, Vec<BasicReturnMessage>>,
+    /// Messages whose confirm carried the return of another, and which may be returned themselves.
+    held: Vec<CompletedSend>,
 }
 
 impl Returns {
-    /// Answers those of whom it is certain what became of them. `completed` are all whose confirms
-    /// have completed since the last time.
-    pub(super) fn answer(&mut self, completed: &mut Vec<Ended>) {
-        for ended in completed.iter_mut() {
-            if let Some(message) = ended.attached.take() {
-                let returned = self.early.entry(Mark::of_return(&message));
+    /// Sends the outcomes that are certain to their publishers. `completed` are the messages whose
+    /// confirms have completed since the last call.
+    pub(super) fn resolve(&mut self, completed: &mut Vec<CompletedSend>) {
+        for completed_send in completed.iter_mut() {
+            if let Some(message) = completed_send.attached.take() {
+                let returned = self.early.entry(MessageKey::of_return(&message));
                 returned.or_default().push(message);
             }
         }
         if self.early.is_empty() && self.held.is_empty() {
-            completed.drain(..).for_each(Ended::answer);
+            completed.drain(..).for_each(CompletedSend::notify);
             return;
         }
         completed.append(&mut self.held);
         let mut not_returned = Vec::new();
-        for mut ended in completed.drain(..) {
-            match self.take(&ended.letter) {
+        for mut completed_send in completed.drain(..) {
+            match self.take(&completed_send.message) {
                 true => {
-                    ended.outcome = Answer::Unroutable;
-                    ended.answer();
+                    completed_send.outcome = SendOutcome::Unroutable;
+                    completed_send.notify();
                 }
-                false => not_returned.push(ended),
+                false => not_returned.push(completed_send),
             }
         }
-        for ended in not_returned {
-            match ended.has_carried && !self.early.is_empty() {
-                true => self.held.push(ended),
-                false => ended.answer(),
+        for completed_send in not_returned {
+            match completed_send.has_carried && !self.early.is_empty() {
+                true => self.held.push(completed_send),
+                false => completed_send.notify(),
             }
         }
     }
 
-    /// Takes the return of a letter; whether there is one.
-    fn take(&mut self, letter: &Letter) -> bool {
-        let mark = Mark::of_letter(letter);
-        let Some(returned) = self.early.get_mut(&mark) else {
+    /// Removes the return of a message. `false`: there is none.
+    fn take(&mut self, message: &OutgoingMessage) -> bool {
+        let key = MessageKey::of_message(message);
+        let Some(returned) = self.early.get_mut(&key) else {
             return false;
         };
-        let Some(index) = returned.iter().position(|it| is_of(it, letter)) else {
+        let Some(index) = returned.iter().position(|it| is_of(it, message)) else {
             return false;
         };
         returned.swap_remove(index);
         if returned.is_empty() {
-            self.early.remove(&mark);
+            self.early.remove(&key);
         }
         true
     }
 }
 
-/// Whether a return is of a letter with its mark. The broker may have added headers, and written numbers
-/// in another width.
-fn is_of(returned: &BasicReturnMessage, letter: &Letter) -> bool {
-    if returned.data != letter.payload() {
+/// Whether a return with an equal key belongs to a message. The broker may have added headers, and may
+/// encode integers in another width.
+fn is_of(returned: &BasicReturnMessage, message: &OutgoingMessage) -> bool {
+    if returned.data != message.payload() {
         return false;
     }
-    let (sent, returned) = (letter.properties(), &returned.properties);
+    let (sent, returned) = (message.properties(), &returned.properties);
     let headers = returned.headers().as_ref().map(FieldTable::inner);
     let has = |(name, value): (&ShortString, &AMQPValue)| {
         let returned = headers.and_then(|headers| headers.get(name.as_str()));
@@ -183,23 +189,29 @@ mod tests {
     use lapin::BasicProperties;
     use lapin::message::Delivery;
 
-    use super::super::lane::Content;
+    use super::super::confirm_channel::Content;
     use super::*;
 
     fn properties(id: &str) -> BasicProperties {
         BasicProperties::default().with_message_id(id.into())
     }
 
-    /// What is in a letter.
+    /// The properties and payload of a message.
     type Inside = (BasicProperties, &'static [u8]);
 
-    /// The letter `id`, confirmed with the return of the letter `returned` attached.
-    fn confirmed(id: &str, returned: Option<&str>) -> (Ended, oneshot::Receiver<Answer>) {
+    /// The message `id`, confirmed with the return of the message `returned` attached.
+    fn confirmed(
+        id: &str,
+        returned: Option<&str>,
+    ) -> (CompletedSend, oneshot::Receiver<SendOutcome>) {
         let inside = |id| (properties(id), &b""[..]);
         confirmed_as(inside(id), returned.map(inside))
     }
 
-    fn confirmed_as(sent: Inside, returned: Option<Inside>) -> (Ended, oneshot::Receiver<Answer>) {
+    fn confirmed_as(
+        sent: Inside,
+        returned: Option<Inside>,
+    ) -> (CompletedSend, oneshot::Receiver<SendOutcome>) {
         let attached = returned.map(|(properties, payload)| {
             let address = ("shop.tasks".into(), "normal".into());
             let mut delivery = Delivery::mock(0, address.0, address.1, false, payload.to_vec());
@@ -210,7 +222,7 @@ mod tests {
                 reply_text: "NO_ROUTE".into(),
             }
         });
-        let letter = Letter {
+        let message = OutgoingMessage {
             exchange: "shop.tasks".to_owned(),
             routing_key: "normal".to_owned(),
             content: Content::Forwarded {
@@ -218,10 +230,10 @@ mod tests {
                 properties: sent.0,
             },
         };
-        let (answer, answered) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let confirm = Ok(Confirmation::Ack(attached));
-        let ended = Ended::new(Arc::new(letter), answer, confirm);
-        (ended, answered)
+        let completed_send = CompletedSend::new(Arc::new(message), sender, confirm);
+        (completed_send, receiver)
     }
 
     fn header(properties: BasicProperties, name: &str, value: i64) -> BasicProperties {
@@ -230,19 +242,22 @@ mod tests {
         properties.with_headers(headers)
     }
 
-    /// Two letters of which the second is returned, with the confirm of the first.
+    /// Two messages of which the second is returned, with the confirm of the first.
     fn only_the_second_is_returned(first: Inside, second: Inside, returned: Inside) {
         let mut returns = Returns::default();
         let (first, mut about_first) = confirmed_as(first, Some(returned));
-        returns.answer(&mut vec![first]);
+        returns.resolve(&mut vec![first]);
         let (second, mut about_second) = confirmed_as(second, None);
-        returns.answer(&mut vec![second]);
-        assert!(matches!(about_second.try_recv(), Ok(Answer::Unroutable)));
-        assert!(matches!(about_first.try_recv(), Ok(Answer::Confirmed)));
+        returns.resolve(&mut vec![second]);
+        assert!(matches!(
+            about_second.try_recv(),
+            Ok(SendOutcome::Unroutable)
+        ));
+        assert!(matches!(about_first.try_recv(), Ok(SendOutcome::Confirmed)));
     }
 
     #[test]
-    fn letters_that_share_an_id_or_have_none_are_told_apart_by_what_is_in_them() {
+    fn messages_with_the_same_id_or_none_are_matched_by_their_contents() {
         let none = BasicProperties::default;
         only_the_second_is_returned((none(), b"1"), (none(), b"2"), (none(), b"2"));
         let same = || properties("same");
@@ -255,44 +270,56 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_whose_return_comes_with_a_later_confirm_waits_for_it() {
+    fn a_message_whose_return_comes_with_a_later_confirm_waits_for_it() {
         let mut returns = Returns::default();
         // One and two are returned; two's confirm completes first, with the return of one.
         let (two, mut about_two) = confirmed("two", Some("one"));
         let (other, mut about_other) = confirmed("other", None);
-        returns.answer(&mut vec![two, other]);
+        returns.resolve(&mut vec![two, other]);
         assert!(about_two.try_recv().is_err());
-        assert!(matches!(about_other.try_recv(), Ok(Answer::Confirmed)));
+        assert!(matches!(about_other.try_recv(), Ok(SendOutcome::Confirmed)));
 
         let (one, mut about_one) = confirmed("one", Some("two"));
-        returns.answer(&mut vec![one]);
-        assert!(matches!(about_one.try_recv(), Ok(Answer::Unroutable)));
-        assert!(matches!(about_two.try_recv(), Ok(Answer::Unroutable)));
+        returns.resolve(&mut vec![one]);
+        assert!(matches!(about_one.try_recv(), Ok(SendOutcome::Unroutable)));
+        assert!(matches!(about_two.try_recv(), Ok(SendOutcome::Unroutable)));
     }
 
     #[test]
-    fn a_letter_that_carried_the_return_of_another_is_confirmed_once_that_is_known() {
+    fn a_message_that_carried_the_return_of_another_is_confirmed_once_that_is_known() {
         let mut returns = Returns::default();
         let (stored, mut about_stored) = confirmed("stored", Some("returned"));
-        returns.answer(&mut vec![stored]);
+        returns.resolve(&mut vec![stored]);
         assert!(about_stored.try_recv().is_err());
 
         let (returned, mut about_returned) = confirmed("returned", None);
-        returns.answer(&mut vec![returned]);
-        assert!(matches!(about_returned.try_recv(), Ok(Answer::Unroutable)));
-        assert!(matches!(about_stored.try_recv(), Ok(Answer::Confirmed)));
+        returns.resolve(&mut vec![returned]);
+        assert!(matches!(
+            about_returned.try_recv(),
+            Ok(SendOutcome::Unroutable)
+        ));
+        assert!(matches!(
+            about_stored.try_recv(),
+            Ok(SendOutcome::Confirmed)
+        ));
     }
 
     #[test]
-    fn each_of_two_equal_letters_needs_a_return_of_its_own() {
+    fn each_of_two_equal_messages_needs_a_return_of_its_own() {
         let mut returns = Returns::default();
         let (first, mut about_first) = confirmed("twin", Some("twin"));
         let (second, mut about_second) = confirmed("twin", Some("twin"));
-        returns.answer(&mut vec![first, second]);
-        assert!(matches!(about_first.try_recv(), Ok(Answer::Unroutable)));
-        assert!(matches!(about_second.try_recv(), Ok(Answer::Unroutable)));
+        returns.resolve(&mut vec![first, second]);
+        assert!(matches!(
+            about_first.try_recv(),
+            Ok(SendOutcome::Unroutable)
+        ));
+        assert!(matches!(
+            about_second.try_recv(),
+            Ok(SendOutcome::Unroutable)
+        ));
         let (third, mut about_third) = confirmed("twin", None);
-        returns.answer(&mut vec![third]);
-        assert!(matches!(about_third.try_recv(), Ok(Answer::Confirmed)));
+        returns.resolve(&mut vec![third]);
+        assert!(matches!(about_third.try_recv(), Ok(SendOutcome::Confirmed)));
     }
 }

@@ -249,7 +249,7 @@ impl Leader {
         let (schedule, due) = (&run.schedule.name, run.decision.newest);
         let late = Duration::try_from(now.duration_since(due)).unwrap_or_default();
         tracing::debug!(schedule, id = %receipt.id, ?late, "a run was published");
-        self.observers.tell(&Event::SchedulePublished {
+        self.observers.emit(&Event::SchedulePublished {
             schedule,
             id: &receipt.id,
             due: system(due),
@@ -261,7 +261,7 @@ impl Leader {
         let (schedule, count) = (&run.schedule.name, run.decision.missed);
         let newest = run.decision.newest;
         tracing::warn!(schedule, count, %newest, "runs were missed");
-        self.observers.tell(&Event::ScheduleMissed {
+        self.observers.emit(&Event::ScheduleMissed {
             schedule,
             count,
             last_due: system(run.decision.newest),

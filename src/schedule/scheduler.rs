@@ -189,7 +189,7 @@ impl Scheduler {
             true => tracing::info!(app, epoch, ?gap, "this process leads the schedules"),
             false => tracing::info!(app, epoch, "this process no longer leads the schedules"),
         }
-        self.observers.tell(&Event::LeaderChanged {
+        self.observers.emit(&Event::LeaderChanged {
             leads,
             epoch: epoch.unsigned_abs(),
             gap,

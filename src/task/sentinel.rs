@@ -120,7 +120,7 @@ impl Sentinel {
 
     /// What the map lacks, and what it has too much.
     pub fn check(&self, topology: &Topology) -> SentinelReport {
-        let is_mapped = |name: &str| topology.route(name).is_some();
+        let is_mapped = |name: &str| topology.task(name).is_some();
         SentinelReport {
             handlers: self.handlers.len(),
             unmapped: self
@@ -153,7 +153,7 @@ fn handler(registration: &Registration) -> (&'static str, &'static Location<'sta
 }
 
 fn mapped_names(topology: &Topology) -> impl Iterator<Item = &str> {
-    topology.tasks().iter().map(|route| route.task.as_str())
+    topology.tasks().iter().map(|task| task.name.as_str())
 }
 
 /// What [`Sentinel::check`] found. Its `Display` is the message that a developer reads.

@@ -8,7 +8,9 @@ use serde_json::Value;
 use super::difference::differences;
 use super::timeline::{Timeline, later};
 use crate::message::Message;
+use crate::route::{self, RouteRequest};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
+use crate::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
 use crate::{Error, Topology};
 
 /// A publisher that keeps what it is given.
@@ -143,13 +145,17 @@ impl RecordingPublisher {
 
     /// What the request becomes when it is enqueued.
     pub(super) fn message(&self, request: PublishRequest) -> Result<Message, Error> {
-        let (tier, priority) = match &self.topology {
-            None => ("test", 5),
-            Some(topology) => match topology.route(&request.task) {
-                Some(route) => (route.tier.as_str(), route.priority),
-                None => return Err(Error::UnmappedTask { task: request.task }),
-            },
+        let Some(topology) = &self.topology else {
+            return Ok(Message::first(request, "test", 5, self.timeline.now()));
         };
+        let route_request = RouteRequest::Publish {
+            priority: request.priority,
+        };
+        let newest = Capabilities::of(QUORUM_PRIORITIES_SINCE)?;
+        let delay = request.delay.unwrap_or_default();
+        let route = route::destination(topology, &newest, &request.task, route_request, delay)?;
+        route::check_size(topology, &request.task, &request.payload)?;
+        let (tier, priority) = (&route.tier, route.priority);
         Ok(Message::first(request, tier, priority, self.timeline.now()))
     }
 

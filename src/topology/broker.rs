@@ -1,4 +1,4 @@
-//! `[broker]`: what no client can ask the broker for.
+//! `[broker]`: settings of the broker that a client cannot query.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

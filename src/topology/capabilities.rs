@@ -1,4 +1,4 @@
-//! What differs between versions of RabbitMQ, decided in one place.
+//! The differences between versions of RabbitMQ, in one place.
 //!
 //! The version steers publishing and validation only: declarations are the same on every version,
 //! because a queue cannot be redeclared with other arguments after an upgrade.
@@ -47,7 +47,7 @@ impl Version {
 impl FromStr for Version {
     type Err = Error;
 
-    /// Reads what the broker reports, such as `3.10.8`, `4.3.0-rc.1` or `4.0.5+debian`.
+    /// Parses the version that a broker reports, such as `3.10.8`, `4.3.0-rc.1` or `4.0.5+debian`.
     fn from_str(reported: &str) -> Result<Self, Error> {
         let unknown = || Error::UnknownBrokerVersion {
             reported: reported.chars().take(60).collect(),
@@ -84,7 +84,8 @@ impl Serialize for Version {
     }
 }
 
-/// What a broker of one version does. A version newer than all known ones counts as the newest.
+/// The features and limits of one version of RabbitMQ. A version newer than all known ones counts as
+/// the newest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -111,7 +112,7 @@ pub struct Capabilities {
     pub default_max_message_size: u64,
 }
 
-/// What the broker does with a delivery that is not acknowledged within its timeout.
+/// How the broker handles a delivery that is not acknowledged within its timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AckTimeout {
@@ -124,7 +125,7 @@ pub enum AckTimeout {
 }
 
 impl Capabilities {
-    /// What a broker of `version` does.
+    /// The capabilities of a broker of `version`.
     ///
     /// # Errors
     /// [`Error::UnsupportedBroker`] before [`MINIMUM_VERSION`].
@@ -150,10 +151,12 @@ impl Capabilities {
         })
     }
 
-    /// What happens on a queue of that type when an acknowledgement is too late.
+    /// How the broker handles a late acknowledgement on a queue of that type.
     pub fn ack_timeout(&self, queue: QueueType) -> AckTimeout {
+        if self.version < Version::new(4, 3, 0) {
+            return AckTimeout::ClosesChannel;
+        }
         match queue {
-            _ if self.version < Version::new(4, 3, 0) => AckTimeout::ClosesChannel,
             QueueType::Quorum => AckTimeout::CancelsConsumer,
             QueueType::Classic => AckTimeout::None,
         }
@@ -161,11 +164,14 @@ impl Capabilities {
 
     /// Whether a queue of that type may set its own ack timeout, `x-consumer-timeout`.
     pub fn takes_consumer_timeout(&self, queue: QueueType) -> bool {
-        self.version >= Version::new(3, 12, 0)
-            && (queue == QueueType::Quorum || self.version < Version::new(4, 3, 0))
+        let since_3_12 = self.version >= Version::new(3, 12, 0);
+        match queue {
+            QueueType::Quorum => since_3_12,
+            QueueType::Classic => since_3_12 && self.version < Version::new(4, 3, 0),
+        }
     }
 
-    /// What an operator of this version should know, a sentence each.
+    /// Warnings for operators of this version, a sentence each.
     pub fn traps(&self) -> Vec<&'static str> {
         let before_4_0 = self.version < Version::new(4, 0, 0);
         let before_4_3 = self.version < Version::new(4, 3, 0);

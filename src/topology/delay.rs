@@ -24,10 +24,10 @@ use std::time::Duration;
 use super::names::Names;
 use crate::Error;
 
-/// What delays are counted in; they are rounded up to it.
+/// The unit of delays, which are rounded up to it.
 pub const UNIT: Duration = Duration::from_millis(100);
 
-/// The longest delay in the broker. Whoever needs a longer one keeps the task until it is near.
+/// The longest delay in the broker.
 pub const MAX_DELAY: Duration = Duration::from_secs(30 * 86_400);
 
 /// Levels of a tier's own ladder, which reaches 27 minutes.
@@ -80,7 +80,7 @@ impl Level {
     }
 }
 
-/// Where to publish a message so that it reaches its tier after a delay.
+/// The exchange and routing key of a message that reaches its tier after a delay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DelayRoute {
@@ -90,7 +90,7 @@ pub struct DelayRoute {
     pub routing_key: String,
 }
 
-/// The way into `tier` after `delay`, rounded up to the [`UNIT`]; `None` for no delay at all.
+/// The exchange and routing key for a message that reaches `tier` after `delay`, rounded up to the [`UNIT`]; `None` for no delay at all.
 ///
 /// # Errors
 /// [`Error::DelayTooLong`] above [`MAX_DELAY`].

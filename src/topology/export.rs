@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::plan::{Binding, Exchange, Plan, Queue};
 use super::{Group, Topology};
 
-/// What `rabbitmqctl import_definitions` takes.
+/// Definitions for `rabbitmqctl import_definitions`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Definitions {
@@ -27,7 +27,7 @@ pub struct Definitions {
     /// in until `rabbitmqctl change_password` has given it one. An import takes the passwords of
     /// existing users away again; clear this list to leave them alone.
     pub users: Vec<User>,
-    /// What those users may do.
+    /// The permissions of those users.
     pub permissions: Vec<Permission>,
     /// The plan's exchanges.
     pub exchanges: Vec<InVirtualHost<Exchange>>,
@@ -59,7 +59,7 @@ pub struct User {
     pub tags: Vec<String>,
 }
 
-/// What a user may do in a virtual host: three patterns over the names of exchanges and queues.
+/// The permissions of a user in a virtual host: three patterns over the names of exchanges and queues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Permission {
@@ -67,11 +67,11 @@ pub struct Permission {
     pub user: String,
     /// The virtual host.
     pub vhost: String,
-    /// What it may declare and delete: nothing.
+    /// The objects it may declare and delete: none.
     pub configure: String,
-    /// What it may publish to.
+    /// The exchanges it may publish to.
     pub write: String,
-    /// What it may consume.
+    /// The queues it may consume.
     pub read: String,
 }
 

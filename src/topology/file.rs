@@ -13,20 +13,20 @@ use super::problem::InvalidTopology;
 use super::reader::{At, Reader, quoted};
 use super::schedule::{self, Schedule};
 use super::source::Source;
-use super::task::{self, Route};
+use super::task::{self, MappedTask};
 use super::tier::{self, Tier};
 use super::{MAX_FILE_SIZE, units};
 
-/// What a file without mistakes says.
+/// The content of a file without mistakes.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) app: String,
     pub(super) broker: BrokerSettings,
     pub(super) tiers: Vec<Tier>,
     pub(super) groups: Vec<Group>,
-    pub(super) routes: Vec<Route>,
-    /// Where in `routes` each task is.
-    pub(super) route_index: HashMap<String, usize>,
+    pub(super) tasks: Vec<MappedTask>,
+    /// The position of each task in `tasks`, by its name.
+    pub(super) task_index: HashMap<String, usize>,
     pub(super) schedules: Vec<Schedule>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Content, InvalidTopology
     let source = Source::new(file, text);
     let (root, errors) = DeTable::parse_recoverable(text);
 
-    // What follows a syntax error may be misread, and a duplicate key misleads nobody.
+    // The parser may misread the text after a syntax error, but not after a duplicate key.
     let (duplicates, broken): (Vec<_>, Vec<_>) = errors
         .iter()
         .partition(|error| error.message() == "duplicate key");
@@ -60,8 +60,8 @@ fn read_sections(root: &DeTable<'_>, source: &Source<'_>) -> Content {
     let broker = broker::read(&mut root);
     let tiers = tier::read(&mut root, app.as_deref());
     let groups = group::read(&mut root, app.as_deref(), &tiers);
-    let routes = task::read(&mut root, &tiers);
-    let schedules = schedule::read(&mut root, &routes);
+    let tasks = task::read(&mut root, &tiers);
+    let schedules = schedule::read(&mut root, &tasks);
     root.finish(&[
         (
             "app",
@@ -85,12 +85,12 @@ fn read_sections(root: &DeTable<'_>, source: &Source<'_>) -> Content {
         broker,
         tiers: tiers.into_iter().map(At::into_inner).collect(),
         groups,
-        route_index: routes
+        task_index: tasks
             .iter()
             .enumerate()
-            .map(|(index, route)| (route.task.clone(), index))
+            .map(|(index, task)| (task.name.clone(), index))
             .collect(),
-        routes,
+        tasks,
         schedules,
     }
 }

@@ -1,4 +1,5 @@
-//! What the broker must look like: one file, checked, and everything that follows from it.
+//! The map: one file of tiers, groups, tasks and schedules, parsed and validated, and the plan that
+//! follows from it.
 //!
 //! All of it is pure: [`Topology::load`] reads the file, and nothing here talks to a broker.
 //! A topology and the broker's [`Capabilities`](capabilities::Capabilities) make a
@@ -12,11 +13,11 @@
 //! | key | meaning | values | default |
 //! |---|---|---|---|
 //! | `app` | first part of every name on the broker | letters, digits, `_`, `-` | required |
-//! | **`[broker]`** | what no client can ask the broker for | | |
+//! | **`[broker]`** | settings of the broker that a client cannot query | | |
 //! | `ack_timeout` | how long the broker waits for an acknowledgement | `"1s"` to `"365d"` | `"30m"` |
 //! | `max_message_size` | the largest message the broker takes | `"1KiB"` to `"512MiB"` | `"16MiB"` |
 //! | **`[tiers.NAME]`** | one urgency, one queue | at least one tier | |
-//! | `queue` | what the queue is made of | `"classic"`, `"quorum"` | required |
+//! | `queue` | the type of the tier's queue | `"classic"`, `"quorum"` | required |
 //! | `max_priority` | the highest priority of a message | classic 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic 10; quorum none |
 //! | `weight` | share of slots in a weighted group | 0.001 to 1000 | none |
 //! | `slo` | how soon a task should start; measured, not enforced | `"1ms"` to `"49d"` | best effort |
@@ -24,14 +25,14 @@
 //! | `max_length` | how many messages may wait; the next is refused | 1 to 2147483647 | no limit |
 //! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
 //! | `generation` | which queue in succession serves the tier | 1 to 9999 | 1 |
-//! | `dlq.queue` | what the dead-letter queue is made of | `"classic"`, `"quorum"` | `"quorum"` |
+//! | `dlq.queue` | the type of the dead-letter queue | `"classic"`, `"quorum"` | `"quorum"` |
 //! | `dlq.expiry` | after how long an uncollected dead letter is dropped | `"1ms"` to `"49d"` | `"30d"` |
 //! | **`[groups.NAME]`** | the tiers that one pool serves | every tier in exactly one group | |
 //! | `tiers` | names of tiers; in a strict group the first comes first | at least one | required |
 //! | `order` | which tier a free slot takes from | `"strict"`, `"weighted"` | `"strict"` |
 //! | `concurrency` | tasks that a process runs at once | 1 to 65535 | required |
 //! | `prefetch` | messages of a tier held per slot, the running one included | 1 to 65535, times `concurrency` at most 65535 | 1 |
-//! | **`[tasks]`** | every task's one home | required, may be empty | |
+//! | **`[tasks]`** | the one tier of every task | required, may be empty | |
 //! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority: see below |
 //! | **`[schedules.NAME]`** | a task that comes due by itself | | |
 //! | `task` | the task to publish | a name in `[tasks]` | required |
@@ -47,8 +48,8 @@
 //! is an error. All the mistakes of a file are reported at once, each with its line and column.
 //!
 //! # Priorities
-//! A message with a higher priority leaves its tier's queue first. What a tier has, and what a task gets that
-//! asks for nothing, depends on the queue:
+//! The broker delivers messages with a higher priority first. The range of priorities, and the default
+//! priority of a task, depend on the tier's queue:
 //!
 //! | the tier | its priorities | the priority of a task that names none |
 //! |---|---|---|
@@ -92,8 +93,8 @@ pub use group::{Group, Order};
 pub use names::Names;
 pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
-pub use task::Route;
-pub use tier::{DeadLetterQueue, QueueType, Tier};
+pub use task::MappedTask;
+pub use tier::{DeadLetterQueue, Home, QueueType, Tier};
 pub use timing::Timing;
 #[cfg(feature = "admin")]
 pub(crate) use units::DURATION_PATTERN;
@@ -107,7 +108,7 @@ use file::Content;
 /// The largest topology file, in bytes: room for some 80,000 tasks.
 pub const MAX_FILE_SIZE: usize = 4 << 20;
 
-/// A checked topology: what one file says about tiers, groups and tasks.
+/// A validated topology: the tiers, groups, tasks and schedules of one file.
 ///
 /// It cannot change and is cheap to clone: all clones share one copy.
 ///
@@ -123,8 +124,8 @@ pub const MAX_FILE_SIZE: usize = 4 << 20;
 ///     [tasks]
 ///     "email.send_otp" = "critical"
 /// "#)?;
-/// let route = topology.route("email.send_otp").unwrap();
-/// assert_eq!((route.tier.as_str(), route.priority), ("critical", 5));
+/// let task = topology.task("email.send_otp").unwrap();
+/// assert_eq!((task.tier.as_str(), task.priority), ("critical", 5));
 /// # Ok::<(), tierline::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -185,7 +186,7 @@ impl Topology {
         Names::new(self.app())
     }
 
-    /// What the file says about the broker.
+    /// The settings of the broker in the file.
     pub fn broker(&self) -> &BrokerSettings {
         &self.content.broker
     }
@@ -210,9 +211,9 @@ impl Topology {
         self.groups().iter().find(|group| group.name == name)
     }
 
-    /// Every task with its home, in the order of the file.
-    pub fn tasks(&self) -> &[Route] {
-        &self.content.routes
+    /// Every task with its tier, in the order of the file.
+    pub fn tasks(&self) -> &[MappedTask] {
+        &self.content.tasks
     }
 
     /// The schedules, in the order of the file.
@@ -241,9 +242,10 @@ impl Topology {
         })
     }
 
-    /// The home of the task of that name. `None`: it can be neither published nor run.
-    pub fn route(&self, task: &str) -> Option<&Route> {
-        let index = self.content.route_index.get(task)?;
-        self.content.routes.get(*index)
+    /// The task of that name. `None`: the map does not have it, so it can be neither published nor
+    /// run.
+    pub fn task(&self, name: &str) -> Option<&MappedTask> {
+        let index = self.content.task_index.get(name)?;
+        self.content.tasks.get(*index)
     }
 }

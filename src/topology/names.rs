@@ -49,12 +49,12 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// `{app}.{tier}.dlx`: the exchange for what a tier gives up.
+    /// `{app}.{tier}.dlx`: the exchange for the dead letters of a tier.
     pub fn dead_letter_exchange(&self, tier: &str) -> String {
         format!("{}.{tier}.dlx", self.app)
     }
 
-    /// `{app}.{tier}.dlq`: the queue for what a tier gives up.
+    /// `{app}.{tier}.dlq`: the queue for the dead letters of a tier.
     pub fn dead_letter_queue(&self, tier: &str) -> String {
         format!("{}.{tier}.dlq", self.app)
     }
@@ -69,7 +69,8 @@ impl<'a> Names<'a> {
         format!("{group}.quarantine")
     }
 
-    /// `{app}.unrouted`: the exchange, and the queue, for what waited and then found no tier.
+    /// `{app}.unrouted`: the exchange, and the queue, for delayed messages whose
+    /// tier no longer exists.
     pub fn unrouted(&self) -> String {
         format!("{}.unrouted", self.app)
     }
@@ -104,7 +105,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// What is wrong with the name of an app, a tier or a group (`kind`), and the help for it.
+/// The mistake in the name of an app, a tier or a group (`kind`), and the help for it.
 /// `longest` is the length of the longest name that it becomes a part of.
 pub(super) fn mistake(kind: &str, name: &str, longest: usize) -> Option<(String, String)> {
     let shown = quoted(name);

@@ -22,11 +22,11 @@ use serde::Serialize;
 
 use super::capabilities::Capabilities;
 use super::delay::Level;
-use super::tier::{QueueType, Tier};
+use super::tier::{Home, QueueType, Tier};
 use super::{Names, Topology};
 use crate::Error;
 
-/// All the declarations of one topology, and what its publishers need to know.
+/// All the declarations of one topology, and the exchange, routing key and priority of every task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Plan {
@@ -36,7 +36,7 @@ pub struct Plan {
     pub exchanges: Vec<Exchange>,
     /// The queues; all names begin with `{app}.`.
     pub queues: Vec<Queue>,
-    /// What connects them.
+    /// The bindings between them.
     pub bindings: Vec<Binding>,
     /// Bindings to take away once the others are there: those of tiers' earlier generations, which
     /// would get a second copy of every message.
@@ -57,7 +57,7 @@ pub struct Exchange {
     pub kind: ExchangeKind,
     /// Whether it survives a restart of the broker: always.
     pub durable: bool,
-    /// Whether it goes when nobody uses it any more: never.
+    /// Whether the broker deletes it when it is no longer used: never.
     pub auto_delete: bool,
     /// Its arguments.
     pub arguments: Arguments,
@@ -97,7 +97,7 @@ pub struct Queue {
     pub name: String,
     /// Whether it survives a restart of the broker: always.
     pub durable: bool,
-    /// Whether it goes when nobody uses it any more: never.
+    /// Whether the broker deletes it when it is no longer used: never.
     pub auto_delete: bool,
     /// Its arguments, always with `x-queue-type`.
     pub arguments: Arguments,
@@ -113,13 +113,13 @@ pub struct Binding {
     pub destination: String,
     /// Which of the two it is.
     pub destination_type: DestinationType,
-    /// The key or pattern; empty where the source does not look at it.
+    /// The key or pattern; empty if the source ignores it.
     pub routing_key: String,
     /// Its arguments.
     pub arguments: Arguments,
 }
 
-/// What a binding leads to.
+/// The kind of object that a binding leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DestinationType {
@@ -194,24 +194,24 @@ impl Plan {
         plan.tasks = topology
             .tasks()
             .iter()
-            .map(|route| (route.task.clone(), publishing(&names, route)))
+            .map(|task| (task.name.clone(), publishing(&names, task)))
             .collect();
         Ok(plan)
     }
 
-    /// The tier's queue, and where it leaves what it gives up.
+    /// The tier's queue, and the exchange and queue for its dead letters.
     fn tier(&mut self, names: &Names<'_>, tier: &Tier) {
         let queue = names.queue(tier);
         let dead_letters = names.dead_letter_exchange(&tier.name);
         self.queue(
             queue.clone(),
-            tier.queue,
+            tier.home.queue_type(),
             tier_arguments(tier, &dead_letters),
         );
         self.bind_queue(&names.tasks_exchange(), &queue, &tier.name);
 
-        // A headers exchange, because its kind cannot change later and only headers tell an
-        // expired message from a rejected one. Matching all of no headers takes everything.
+        // A headers exchange, because its kind cannot change later and only headers
+        // distinguish an expired message from a rejected one. Matching all of no headers takes everything.
         self.exchange(dead_letters.clone(), ExchangeKind::Headers, []);
         let dead_letter_queue = names.dead_letter_queue(&tier.name);
         let expiry = ("x-message-ttl", milliseconds(tier.dlq.expiry));
@@ -237,7 +237,8 @@ impl Plan {
         );
     }
 
-    /// Where delayed messages go whose tier is gone: without it they would stall their level.
+    /// The exchange and queue for delayed messages whose tier no longer exists: without them such
+    /// messages would stay in their delay level.
     fn unrouted(&mut self, names: &Names<'_>) {
         let unrouted = names.unrouted();
         self.exchange(unrouted.clone(), ExchangeKind::Fanout, []);
@@ -268,7 +269,7 @@ impl Plan {
         self.bind_queue(&out, &names.queue(tier), "#");
     }
 
-    /// What leads to the tier's queue now no longer leads to those of its earlier generations.
+    /// Unbinds the queues of the tier's earlier generations from everything that its queue is bound to.
     fn retire(&mut self, names: &Names<'_>, tier: &Tier) {
         let queue = names.queue(tier);
         let current = self.bindings.iter();
@@ -319,8 +320,10 @@ impl Plan {
         queue: QueueType,
         arguments: [(&str, Argument); N],
     ) {
-        let limit = (queue == QueueType::Quorum)
-            .then(|| ("x-delivery-limit", Argument::Int(i32::MAX.into())));
+        let limit = match queue {
+            QueueType::Classic => None,
+            QueueType::Quorum => Some(("x-delivery-limit", Argument::Int(i32::MAX.into()))),
+        };
         self.queue(name, queue, arguments.into_iter().chain(limit));
     }
 
@@ -383,15 +386,19 @@ impl Plan {
 }
 
 fn check_priorities(tier: &Tier, capabilities: &Capabilities) -> Result<(), Error> {
-    match (tier.queue, tier.max_priority) {
-        (QueueType::Quorum, Some(max_priority)) if !capabilities.quorum_priorities => {
+    let needs_quorum_priorities = match tier.home {
+        Home::Classic { .. } => None,
+        Home::Quorum { max_priority, .. } => max_priority,
+    };
+    match needs_quorum_priorities {
+        Some(max_priority) if !capabilities.quorum_priorities => {
             Err(Error::UnsupportedPriorities {
                 tier: tier.name.clone(),
                 max_priority,
                 version: capabilities.version,
             })
         }
-        _ => Ok(()),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -400,20 +407,16 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
         ("x-overflow", text("reject-publish")),
         ("x-dead-letter-exchange", text(dead_letters)),
     ];
-    match tier.queue {
-        QueueType::Classic => {
+    match tier.home {
+        Home::Classic { max_priority } => {
             arguments.extend(
-                tier.max_priority
-                    .map(|highest| ("x-max-priority", Argument::Int(highest.into()))),
+                max_priority.map(|highest| ("x-max-priority", Argument::Int(highest.into()))),
             );
         }
         // No x-max-priority: quorum queues refuse it, those of 4.3 have priorities without it.
-        QueueType::Quorum => {
+        Home::Quorum { delivery_limit, .. } => {
             arguments.push(("x-dead-letter-strategy", text("at-least-once")));
-            arguments.extend(
-                tier.delivery_limit
-                    .map(|limit| ("x-delivery-limit", Argument::Int(limit.into()))),
-            );
+            arguments.push(("x-delivery-limit", Argument::Int(delivery_limit.into())));
         }
     }
     arguments.extend(tier.ttl.map(|ttl| ("x-message-ttl", milliseconds(ttl))));
@@ -424,12 +427,12 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
     arguments
 }
 
-fn publishing(names: &Names<'_>, route: &super::Route) -> Publishing {
+fn publishing(names: &Names<'_>, task: &super::MappedTask) -> Publishing {
     Publishing {
-        tier: route.tier.clone(),
+        tier: task.tier.clone(),
         exchange: names.tasks_exchange(),
-        routing_key: route.tier.clone(),
-        priority: route.priority,
+        routing_key: task.tier.clone(),
+        priority: task.priority,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with a topology file, and where.
+//! The mistakes of a topology file, with their positions.
 
 use std::fmt;
 

@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::names;
 use super::reader::{At, Reader, did_you_mean, near_miss, quoted};
-use super::task::Route;
+use super::task::MappedTask;
 use super::timing::{LONGEST_EVERY, Mistake, SHORTEST_EVERY, Timing};
 use super::units::show_duration;
 
@@ -28,7 +28,7 @@ pub struct Schedule {
     /// For how long after its due time a run is worth running. No default: it is what keeps runs
     /// from piling up. From 1 s to the shortest time between two runs, or a minute if that is longer.
     pub expires: Duration,
-    /// What becomes of runs that came due while no scheduler was running. Default `"skip"`.
+    /// How to handle runs that came due while no scheduler was running. Default `"skip"`.
     pub missed: Missed,
 }
 
@@ -53,7 +53,7 @@ impl Schedule {
     }
 }
 
-/// What becomes of runs that came due while no scheduler was running for a minute or longer.
+/// How to handle runs that came due while no scheduler was running for a minute or longer.
 ///
 /// All of them are counted. Shorter absences, such as the takeover by another process, are none:
 /// after these, as while a scheduler is running, the newest run that has not expired is published.
@@ -84,7 +84,7 @@ const SHORTEST_EXPIRY: Duration = Duration::from_secs(1);
 /// Runs may overlap in the queue for this long, however close together they are.
 const OVERLAP: Duration = Duration::from_secs(60);
 
-pub(super) fn read(root: &mut Reader<'_>, routes: &[Route]) -> Vec<Schedule> {
+pub(super) fn read(root: &mut Reader<'_>, mapped: &[MappedTask]) -> Vec<Schedule> {
     let Some(section) = root.table("schedules") else {
         return Vec::new();
     };
@@ -93,13 +93,13 @@ pub(super) fn read(root: &mut Reader<'_>, routes: &[Route]) -> Vec<Schedule> {
         if let Some((message, help)) = name_mistake(name.get_ref()) {
             section.source().report(&name.span(), message, Some(&help));
         }
-        schedules.extend(read_schedule(name.get_ref(), table, routes));
+        schedules.extend(read_schedule(name.get_ref(), table, mapped));
     }
     schedules
 }
 
-fn read_schedule(name: &str, mut table: Reader<'_>, routes: &[Route]) -> Option<Schedule> {
-    let task = read_task(&mut table, routes);
+fn read_schedule(name: &str, mut table: Reader<'_>, mapped: &[MappedTask]) -> Option<Schedule> {
+    let task = read_task(&mut table, mapped);
     let timing = read_timing(&mut table);
     let payload = match table.value("payload") {
         Some(payload) => to_json(payload, &table),
@@ -131,9 +131,9 @@ fn read_schedule(name: &str, mut table: Reader<'_>, routes: &[Route]) -> Option<
     })
 }
 
-fn read_task(table: &mut Reader<'_>, routes: &[Route]) -> Option<String> {
+fn read_task(table: &mut Reader<'_>, mapped: &[MappedTask]) -> Option<String> {
     let task = table.text("task")?;
-    if let Some((message, help)) = task_mistake(task, routes) {
+    if let Some((message, help)) = task_mistake(task, mapped) {
         let message = format!("{} {message}", table.what());
         table.reject("task", message, help.as_deref());
     }
@@ -191,7 +191,7 @@ fn read_timing(table: &mut Reader<'_>) -> Option<Timing> {
     is_known.then_some(timing)
 }
 
-/// What is wrong with the name of a schedule.
+/// The mistake in the name of a schedule.
 pub(crate) fn name_mistake(name: &str) -> Option<(String, String)> {
     if name.len() > LONGEST_NAME {
         let message = format!(
@@ -207,9 +207,9 @@ pub(crate) fn name_mistake(name: &str) -> Option<(String, String)> {
     })
 }
 
-/// What is wrong with the task of a schedule.
-pub(crate) fn task_mistake(task: &str, routes: &[Route]) -> Option<Mistake> {
-    let mut tasks = routes.iter().map(|route| route.task.as_str());
+/// The mistake in the task of a schedule.
+pub(crate) fn task_mistake(task: &str, mapped: &[MappedTask]) -> Option<Mistake> {
+    let mut tasks = mapped.iter().map(|task| task.name.as_str());
     if tasks.clone().any(|known| known == task) {
         return None;
     }
@@ -221,10 +221,10 @@ pub(crate) fn task_mistake(task: &str, routes: &[Route]) -> Option<Mistake> {
     ))
 }
 
-/// What is wrong with the expiry of a schedule.
+/// The mistake in the expiry of a schedule.
 ///
-/// Where runs live on while newer ones come, a pool that is late or down for a while has a pile of
-/// them to run, each as old news as the last: the stampede that `expires` is there to prevent.
+/// If runs outlive the next ones, a pool that is late or down for a while has many outdated runs to
+/// catch up with: the stampede that `expires` prevents.
 pub(crate) fn expiry_mistake(timing: &Timing, expires: Duration) -> Option<Mistake> {
     if (SHORTEST_EXPIRY..=OVERLAP).contains(&expires) {
         return None;
@@ -251,7 +251,7 @@ pub(crate) fn expiry_mistake(timing: &Timing, expires: Duration) -> Option<Mista
     })
 }
 
-/// A value of the file as JSON. What JSON cannot say is reported.
+/// A value of the file as JSON. Reports values that JSON does not have.
 fn to_json(value: &At<DeValue<'_>>, table: &Reader<'_>) -> Option<Value> {
     let refuse = |problem: &str| {
         let message = format!("payload in {} {problem}", table.what());

@@ -8,14 +8,14 @@ use toml::de::{DeTable, DeValue};
 use super::names::LONGEST;
 use super::reader::{At, Reader, did_you_mean, found, near_miss, quoted};
 use super::source::Source;
-use super::tier::{QueueType, Tier};
+use super::tier::{Home, Tier};
 
-/// The one home of a task.
+/// A task as the map has it: its one tier, and its priority there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Route {
+pub struct MappedTask {
     /// The task's name: up to 255 bytes of UTF-8 without control characters.
-    pub task: String,
+    pub name: String,
     /// The tier it runs in; also the routing key that it is published with.
     pub tier: String,
     /// The priority that its messages carry, higher first. What the file says, else 5, or the
@@ -24,7 +24,7 @@ pub struct Route {
     pub priority: u8,
 }
 
-pub(super) fn read(root: &mut Reader<'_>, tiers: &[At<Tier>]) -> Vec<Route> {
+pub(super) fn read(root: &mut Reader<'_>, tiers: &[At<Tier>]) -> Vec<MappedTask> {
     let Some(section) = root.table("tasks") else {
         return Vec::new();
     };
@@ -47,7 +47,7 @@ fn read_task<'f>(
     value: &'f At<DeValue<'f>>,
     tiers: &Tiers<'_>,
     source: &'f Source<'f>,
-) -> Option<Route> {
+) -> Option<MappedTask> {
     check_name(name, source);
     let task = *name.get_ref();
     let (tier, priority) = match value.get_ref() {
@@ -83,8 +83,8 @@ fn read_task<'f>(
             return None;
         }
     };
-    Some(Route {
-        task: task.to_owned(),
+    Some(MappedTask {
+        name: task.to_owned(),
         tier: tier.name.clone(),
         priority: tier.priority(priority),
     })
@@ -112,7 +112,7 @@ fn find_tier<'t>(
 }
 
 fn check_priority(priority: u8, tier: &Tier, task: &Reader<'_>) {
-    let (reach, help) = match tier.max_priority {
+    let (reach, help) = match tier.home.max_priority() {
         Some(highest) if priority <= highest => return,
         Some(highest) => (
             format!("goes up to {highest}"),
@@ -122,9 +122,9 @@ fn check_priority(priority: u8, tier: &Tier, task: &Reader<'_>) {
             "has no priorities".to_owned(),
             format!(
                 "remove it, or set {} in [tiers.{}]",
-                match tier.queue {
-                    QueueType::Classic => "max_priority",
-                    QueueType::Quorum =>
+                match tier.home {
+                    Home::Classic { .. } => "max_priority",
+                    Home::Quorum { .. } =>
                         "queue = \"classic\" or, from RabbitMQ 4.3 on, max_priority",
                 },
                 tier.name

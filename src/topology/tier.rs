@@ -16,11 +16,9 @@ use super::source::Source;
 pub struct Tier {
     /// The name in `[tiers.NAME]`: letters, digits, `_` and `-`.
     pub name: String,
-    /// Classic or quorum. No default: it is the one decision that a tier cannot do without.
-    pub queue: QueueType,
-    /// The highest priority of a message in this tier; `None`: all are equal, first in, first out.
-    /// Classic: 0 for `None`, to 255, default 10. Quorum: 1 to 31, default `None`; setting it needs RabbitMQ 4.3.
-    pub max_priority: Option<u8>,
+    /// The queue of the tier's messages: the key `queue`, and the keys that only this kind of queue
+    /// has. It has no default.
+    pub home: Home,
     /// The share of slots in a weighted group, relative to the group's other tiers: 0.001 to 1000.
     /// Default `None`, which only a strict group allows.
     pub weight: Option<f64>,
@@ -30,9 +28,6 @@ pub struct Tier {
     pub ttl: Option<Duration>,
     /// How many messages may wait, from 1; the broker refuses the next. Default `None`: no limit.
     pub max_length: Option<u32>,
-    /// How often the broker delivers a message before it is dead-lettered. Quorum: default 100,
-    /// generous because on many versions every return counts. Classic: always `None`.
-    pub delivery_limit: Option<u32>,
     /// Which queue in succession serves the tier, 1 to 9999; default 1. A queue's arguments cannot
     /// change, so a tier whose arguments do gets its next generation.
     pub generation: u32,
@@ -40,7 +35,52 @@ pub struct Tier {
     pub dlq: DeadLetterQueue,
 }
 
-/// What a queue is made of.
+/// The place in which a tier's messages wait, with the settings that only this kind has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Home {
+    /// `"classic"`: a classic queue on one node of the broker.
+    Classic {
+        /// The highest priority of a message, 1 to 255; default 10. `None` (0 in the file): all
+        /// messages are equal, first in, first out.
+        max_priority: Option<u8>,
+    },
+    /// `"quorum"`: a queue that the broker replicates to several nodes.
+    Quorum {
+        /// The highest priority of a message, 1 to 31, which needs RabbitMQ 4.3. Default `None`: all
+        /// messages are equal, first in, first out.
+        max_priority: Option<u8>,
+        /// How often the broker delivers a message before it dead-letters it; default 100, because
+        /// on many versions every return counts.
+        delivery_limit: u32,
+    },
+}
+
+impl Home {
+    /// The type of the tier's queue on the broker.
+    pub fn queue_type(self) -> QueueType {
+        match self {
+            Home::Classic { .. } => QueueType::Classic,
+            Home::Quorum { .. } => QueueType::Quorum,
+        }
+    }
+
+    /// The highest priority of a message; `None`: all messages are equal.
+    pub fn max_priority(self) -> Option<u8> {
+        match self {
+            Home::Classic { max_priority } | Home::Quorum { max_priority, .. } => max_priority,
+        }
+    }
+
+    /// How often the broker delivers a message before it dead-letters it; `None`: no limit.
+    pub fn delivery_limit(self) -> Option<u32> {
+        match self {
+            Home::Classic { .. } => None,
+            Home::Quorum { delivery_limit, .. } => Some(delivery_limit),
+        }
+    }
+}
+
+/// The type of a queue on the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
@@ -63,15 +103,23 @@ impl QueueType {
             QueueType::Quorum => "quorum",
         }
     }
+
+    /// Whether the queue survives the loss of one node's disk.
+    pub fn is_replicated(self) -> bool {
+        match self {
+            QueueType::Classic => false,
+            QueueType::Quorum => true,
+        }
+    }
 }
 
-/// `[tiers.NAME.dlq]`: where a tier's dead letters wait to be collected.
+/// `[tiers.NAME.dlq]`: the queue in which a tier's dead letters wait for the collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetterQueue {
     /// Default quorum, because a dead letter is the last copy.
     pub queue: QueueType,
-    /// After how long a dead letter that nobody collected is dropped. Default 30 days.
+    /// The time after which the broker drops a dead letter that no collector took. Default 30 days.
     pub expiry: Duration,
 }
 
@@ -87,7 +135,7 @@ impl Default for DeadLetterQueue {
 impl Tier {
     /// The priority that `wanted` becomes in this tier; `None` is a task that asks for nothing.
     pub(super) fn priority(&self, wanted: Option<u8>) -> u8 {
-        match self.max_priority {
+        match self.home.max_priority() {
             Some(highest) => wanted.unwrap_or(DEFAULT_PRIORITY).min(highest),
             None => UNORDERED_PRIORITY,
         }
@@ -96,9 +144,9 @@ impl Tier {
 
 const DEFAULT_PRIORITY: u8 = 5;
 
-/// For tiers without priorities: what a quorum queue of RabbitMQ 4.3 takes for a message that has
-/// none, and the highest that one of 4.0 to 4.2 bears. The same for all, so the order stays as it
-/// is when the broker is upgraded under waiting messages.
+/// The priority in tiers without priorities. A quorum queue of RabbitMQ 4.3 gives it to a message that
+/// has none, and it is the highest that 4.0 to 4.2 treat as normal. All messages have the same, so the
+/// order stays when the broker is upgraded under waiting messages.
 const UNORDERED_PRIORITY: u8 = 4;
 
 const CLASSIC_PRIORITIES: RangeInclusive<u8> = 0..=255;
@@ -132,11 +180,9 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
 }
 
 fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
-    let queue = table.choice("queue", &QueueType::CHOICES);
     let tier = Tier {
         name: name.to_owned(),
-        queue: queue.unwrap_or(QueueType::Quorum),
-        max_priority: read_max_priority(&mut table, queue),
+        home: read_home(&mut table),
         // A wrong weight is reported once, and not again as missing.
         weight: table
             .number("weight", WEIGHTS)
@@ -144,7 +190,6 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
         slo: table.duration("slo", TIMES),
         ttl: table.duration("ttl", TIMES),
         max_length: table.integer("max_length", COUNTS),
-        delivery_limit: read_delivery_limit(&mut table, queue),
         generation: table.integer("generation", GENERATIONS).unwrap_or(1),
         dlq: read_dlq(&mut table),
     };
@@ -153,29 +198,49 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
     tier
 }
 
-fn read_max_priority(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option<u8> {
-    let (range, default) = match queue {
-        Some(QueueType::Classic) => (CLASSIC_PRIORITIES, Some(DEFAULT_CLASSIC_PRIORITIES)),
-        Some(QueueType::Quorum) => (QUORUM_PRIORITIES, None),
+fn read_home(table: &mut Reader<'_>) -> Home {
+    let default_classic = Some(DEFAULT_CLASSIC_PRIORITIES);
+    match table.choice("queue", &QueueType::CHOICES) {
+        Some(QueueType::Classic) => {
+            reject_delivery_limit(table);
+            Home::Classic {
+                max_priority: read_max_priority(table, CLASSIC_PRIORITIES, default_classic),
+            }
+        }
+        Some(QueueType::Quorum) => Home::Quorum {
+            max_priority: read_max_priority(table, QUORUM_PRIORITIES, None),
+            delivery_limit: read_delivery_limit(table),
+        },
         // A wrong queue type is reported once, and not again for each priority.
-        None => (CLASSIC_PRIORITIES, Some(u8::MAX)),
-    };
+        None => Home::Quorum {
+            max_priority: read_max_priority(table, CLASSIC_PRIORITIES, Some(u8::MAX)),
+            delivery_limit: read_delivery_limit(table),
+        },
+    }
+}
+
+fn read_max_priority(
+    table: &mut Reader<'_>,
+    range: RangeInclusive<u8>,
+    default: Option<u8>,
+) -> Option<u8> {
     table
         .integer("max_priority", range)
         .or(match table.has("max_priority") {
             true => Some(u8::MAX),
             false => default,
         })
-        // Zero is how a classic tier says that it has none.
+        // Zero in the file is a classic tier without priorities.
         .filter(|highest| *highest > 0)
 }
 
-fn read_delivery_limit(table: &mut Reader<'_>, queue: Option<QueueType>) -> Option<u32> {
+fn read_delivery_limit(table: &mut Reader<'_>) -> u32 {
     let limit = table.integer("delivery_limit", COUNTS);
-    if queue != Some(QueueType::Classic) {
-        return limit.or(Some(DEFAULT_DELIVERY_LIMIT));
-    }
-    if limit.is_some() {
+    limit.unwrap_or(DEFAULT_DELIVERY_LIMIT)
+}
+
+fn reject_delivery_limit(table: &mut Reader<'_>) {
+    if table.integer("delivery_limit", COUNTS).is_some() {
         let what = table.what();
         table.reject(
             "delivery_limit",
@@ -183,7 +248,6 @@ fn read_delivery_limit(table: &mut Reader<'_>, queue: Option<QueueType>) -> Opti
             Some("a classic queue does not count deliveries; remove it or set queue = \"quorum\""),
         );
     }
-    None
 }
 
 fn read_dlq(tier: &mut Reader<'_>) -> DeadLetterQueue {

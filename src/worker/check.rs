@@ -28,13 +28,13 @@ pub(super) fn check(
             });
         };
         let ack_timeout = topology.broker().ack_timeout;
-        for route in topology.tasks() {
-            let Some(registration) = registry.get(&route.task) else {
+        for task in topology.tasks() {
+            let Some(registration) = registry.get(&task.name) else {
                 continue;
             };
             let timeout = registration.options().timeout;
             let in_hand = timeout.saturating_mul(group.prefetch.into());
-            if group.tiers.contains(&route.tier) && in_hand >= ack_timeout {
+            if group.tiers.contains(&task.tier) && in_hand >= ack_timeout {
                 return Err(Error::LimitsTooLong(Box::new(
                     crate::error::LimitsTooLong {
                         task: registration.name(),

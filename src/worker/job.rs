@@ -80,14 +80,14 @@ async fn run(shared: &Arc<Shared>, received: &Arc<Received>, reporter: &Reporter
         return unreadable(received);
     };
     let task = task_ref(message);
-    let Some(route) = shared.settings.topology.route(&message.task) else {
+    let Some(mapped) = shared.settings.topology.task(&message.task) else {
         return unmapped(message);
     };
     let observers = &shared.settings.observers;
-    if route.tier != message.tier {
-        let mapped = &route.tier;
+    if mapped.tier != message.tier {
+        let mapped = &mapped.tier;
         tracing::debug!(task = message.task, tier = message.tier, %mapped, "a task of another tier");
-        observers.tell(&Event::Strayed { task, mapped });
+        observers.emit(&Event::Strayed { task, mapped });
     }
     if let Some(verdict) = shared.executor.refuses(message) {
         return next(shared, message, verdict, Duration::ZERO);
@@ -96,13 +96,13 @@ async fn run(shared: &Arc<Shared>, received: &Arc<Received>, reporter: &Reporter
     let waited = SystemTime::now()
         .duration_since(due_at.max(message.enqueued_at))
         .unwrap_or_default();
-    observers.tell(&Event::Started { task, waited });
+    observers.emit(&Event::Started { task, waited });
     let begin = Instant::now();
     match watched(shared, received, message, reporter).await {
         Some(verdict) => next(shared, message, verdict, begin.elapsed()),
         None => {
             let why = "the worker shuts down";
-            observers.tell(&Event::GivenBack { task, why });
+            observers.emit(&Event::GivenBack { task, why });
             Next::Back
         }
     }
@@ -152,18 +152,18 @@ fn next(shared: &Shared, message: &Message, verdict: Verdict, ran: Duration) -> 
     let observers = &shared.settings.observers;
     match verdict {
         Verdict::Done => {
-            observers.tell(&Event::Done { task, ran });
+            observers.emit(&Event::Done { task, ran });
             Next::Done
         }
         Verdict::Discarded { reason } => {
             tracing::info!(task = name, %id, reason, "discarded");
             let reason = &reason;
-            observers.tell(&Event::Discarded { task, reason });
+            observers.emit(&Event::Discarded { task, reason });
             Next::Done
         }
         Verdict::Expired { late } => {
             tracing::info!(task = name, %id, ?late, "expired, not run");
-            observers.tell(&Event::Expired { task, late });
+            observers.emit(&Event::Expired { task, late });
             Next::Done
         }
         Verdict::Snooze { after } => Next::Later {
@@ -213,7 +213,7 @@ fn emit_report(shared: &Shared, message: &Message, report: Report) {
             tracing::warn!(task = name, %id, ?since, "a handler does not yield");
             let task = task_ref(message);
             let observers = &shared.settings.observers;
-            observers.tell(&Event::Stuck { task, since });
+            observers.emit(&Event::Stuck { task, since });
         }
         Report::Hung(since) => {
             tracing::error!(task = name, %id, ?since, "a handler is past its timeout and never yields");

@@ -21,8 +21,8 @@ fn the_hotel_has_six_tiers_four_groups_and_75_tasks() {
         (6, 4, 75)
     );
     let mut counts = BTreeMap::new();
-    for route in hotel.tasks() {
-        *counts.entry(route.tier.as_str()).or_insert(0) += 1;
+    for task in hotel.tasks() {
+        *counts.entry(task.tier.as_str()).or_insert(0) += 1;
     }
     let expected = [
         ("bulk", 11),
@@ -47,7 +47,7 @@ fn the_hotels_tiers_are_as_specified_and_in_file_order() {
                 tier.name.as_str(),
                 tier.weight,
                 tier.slo.map(|slo| slo.as_secs()),
-                tier.queue,
+                tier.home.queue_type(),
             )
         })
         .collect();
@@ -92,12 +92,12 @@ fn the_hotels_groups_are_as_specified() {
 }
 
 #[test]
-fn a_task_has_one_home_and_a_stranger_none() {
+fn a_task_has_one_tier_and_an_unmapped_one_has_none() {
     let hotel = hotel();
-    let route = hotel.route("calls.download_recording").unwrap();
-    assert_eq!((route.tier.as_str(), route.priority), ("calls", 9));
-    assert_eq!(hotel.route("email.send_otp").unwrap().priority, 5);
-    assert_eq!(hotel.route("email.send_spam"), None);
+    let task = hotel.task("calls.download_recording").unwrap();
+    assert_eq!((task.tier.as_str(), task.priority), ("calls", 9));
+    assert_eq!(hotel.task("email.send_otp").unwrap().priority, 5);
+    assert_eq!(hotel.task("email.send_spam"), None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a name, a number and a file may be at most.
 
 use tierline::Topology;
-use tierline::topology::{BrokerSettings, MAX_FILE_SIZE, QueueType};
+use tierline::topology::{BrokerSettings, Home, MAX_FILE_SIZE, QueueType};
 
 use crate::{plan, small, the_problem};
 
@@ -49,7 +49,7 @@ fn a_task_name_has_up_to_255_bytes_and_no_control_characters() {
     assert!(
         named(&"é".repeat(127))
             .unwrap()
-            .route(&"é".repeat(127))
+            .task(&"é".repeat(127))
             .is_some()
     );
     assert!(the_problem(named(&"é".repeat(128))).contains("has 256 bytes"));
@@ -195,8 +195,13 @@ fn what_the_file_leaves_out_has_its_documented_default() {
     assert_eq!(*topology.broker(), BrokerSettings::default());
     let tier = topology.tier("main").unwrap();
     assert_eq!(
-        (tier.max_priority, tier.delivery_limit, tier.generation),
-        (Some(10), None, 1)
+        (tier.home, tier.generation),
+        (
+            Home::Classic {
+                max_priority: Some(10)
+            },
+            1
+        )
     );
     assert_eq!(
         (tier.weight, tier.slo, tier.ttl, tier.max_length),
@@ -208,7 +213,13 @@ fn what_the_file_leaves_out_has_its_documented_default() {
 
     let quorum = small(|text| text.replace("classic", "quorum")).unwrap();
     let tier = quorum.tier("main").unwrap();
-    assert_eq!((tier.max_priority, tier.delivery_limit), (None, Some(100)));
+    assert_eq!(
+        tier.home,
+        Home::Quorum {
+            max_priority: None,
+            delivery_limit: 100
+        }
+    );
 }
 
 #[test]

@@ -178,7 +178,7 @@ mod tests {
         assert!(TIERS.iter().all(|tier| topology.tier(tier).is_some()));
         let registry = handlers::registry()?;
         for task in registry.iter().map(|it| it.name()) {
-            assert!(topology.route(task).is_some(), "{task}");
+            assert!(topology.task(task).is_some(), "{task}");
         }
         Ok(())
     }

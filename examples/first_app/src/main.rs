@@ -10,12 +10,12 @@ use tierline::{Registry, Topology};
 fn main() -> anyhow::Result<()> {
     let topology = Topology::parse(include_str!("../topology.toml"))?;
     let registry = Registry::collected()?;
-    for route in topology.tasks() {
-        match registry.get(&route.task) {
-            Some(handler) => println!("{:<16} {:<8} {}", route.task, route.tier, handler.place()),
+    for task in topology.tasks() {
+        match registry.get(&task.name) {
+            Some(handler) => println!("{:<16} {:<8} {}", task.name, task.tier, handler.place()),
             None => println!(
                 "{:<16} {:<8} handled by another program",
-                route.task, route.tier
+                task.name, task.tier
             ),
         }
     }

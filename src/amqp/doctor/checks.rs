@@ -6,9 +6,9 @@ use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
 use crate::amqp::difference::{Change, Difference, ObjectKind};
+use crate::topology::Tier;
 use crate::topology::capabilities::Capabilities;
 use crate::topology::plan::{DestinationType, Plan};
-use crate::topology::{QueueType, Tier};
 
 /// All but the policies and the version.
 pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -21,7 +21,7 @@ pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<
     findings
 }
 
-/// What the broker's version is known for.
+/// The known traps of the broker's version.
 pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding> {
     let object = format!("RabbitMQ {}", capabilities.version);
     capabilities.traps().into_iter().map(move |trap| Finding {
@@ -162,7 +162,7 @@ fn shown(binding: &FoundBinding) -> String {
     format!("binding of {destination} to {source} with the key {routing_key:?}")
 }
 
-/// What belongs to the app and is not in the file any more.
+/// Objects of the app that the file no longer has.
 fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     // App names have no dots: no other app has names that begin so.
     let prefix = format!("{}.", plan.app);
@@ -217,8 +217,8 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
 
 fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = snapshot.nodes.unwrap_or(1);
-    let classic = |tier: &&Tier| tier.queue == QueueType::Classic && nodes > 1;
-    let tiers = topology.tiers().iter().filter(classic);
+    let on_one_node = |tier: &&Tier| !tier.home.queue_type().is_replicated() && nodes > 1;
+    let tiers = topology.tiers().iter().filter(on_one_node);
     tiers
         .map(|tier| Finding {
             severity: Severity::Warning,

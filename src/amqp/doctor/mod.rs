@@ -1,4 +1,4 @@
-//! Compares the file with the live broker, and says what to do about each difference.
+//! Compares the file with the live broker, and gives advice for each difference.
 
 pub(super) mod checks;
 mod policies;
@@ -15,23 +15,23 @@ use crate::topology::plan::Plan;
 use crate::{Error, Topology};
 use snapshot::Snapshot;
 
-/// What the doctor found.
+/// The findings of the doctor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The gravest first.
     pub findings: Vec<Finding>,
-    /// What could not be checked, and why.
+    /// The checks that were not possible, with the reason.
     pub not_checked: Vec<String>,
 }
 
-/// One finding, and what to do about it.
+/// One finding, with advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// How grave it is.
     pub severity: Severity,
-    /// What it is about, such as `queue hotel.critical`.
+    /// The object, such as `queue hotel.critical`.
     pub object: String,
     /// What was found.
     pub what: String,
@@ -60,7 +60,7 @@ impl Report {
     }
 }
 
-/// Compares `topology` with the broker, with AMQP alone: whether everything is there, and who
+/// Compares `topology` with the broker, with AMQP alone: whether everything exists, and who
 /// works on it. [`doctor_with`] sees more.
 ///
 /// ```no_run

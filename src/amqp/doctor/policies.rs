@@ -1,4 +1,4 @@
-//! Policies that make a queue behave otherwise than its arguments say.
+//! Policies that override the arguments of a queue.
 //!
 //! At most one policy and one operator policy apply to a queue; the broker reports what they say
 //! together. Limits and times combine with the arguments to the smaller value, a policy's
@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::snapshot::{QueueDetails, Snapshot, shown};
 use super::{Finding, Severity};
+use crate::topology::QueueType;
 use crate::topology::plan::{Argument, Plan, Queue};
 
 pub(super) fn check(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -47,7 +48,7 @@ fn check_queue(queue: &Queue, details: &QueueDetails) -> Vec<Finding> {
     }]
 }
 
-/// What a policy's setting does to the queue, if it does anything.
+/// The effect of a policy's setting on the queue, if it has any.
 fn consequence(queue: &Queue, key: &str, value: &Value) -> Option<&'static str> {
     match key {
         "message-ttl" if lowers(queue, "x-message-ttl", value) => {
@@ -76,11 +77,11 @@ fn lowers(queue: &Queue, argument: &str, policy: &Value) -> bool {
 }
 
 fn overflows(queue: &Queue, policy: &Value) -> bool {
-    let is_quorum =
-        queue.arguments.get("x-queue-type") == Some(&Argument::Text("quorum".to_owned()));
+    let quorum = Argument::Text(QueueType::Quorum.as_str().to_owned());
+    let is_quorum = queue.arguments.get("x-queue-type") == Some(&quorum);
     match queue.arguments.get("x-overflow") {
         Some(Argument::Text(file)) => is_quorum && policy.as_str() != Some(file),
-        // What has no limit never overflows.
+        // A queue without a limit never overflows.
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! What is on a broker, as far as it could be seen.
+//! The objects on a broker, as far as they can be queried.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,16 +7,16 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::Error;
+use crate::amqp::command::Command;
 use crate::amqp::connection::Connection;
-use crate::amqp::lanes::{self, Refusal};
 #[cfg(feature = "management")]
 use crate::amqp::management::Management;
-use crate::amqp::operation::Operation;
+use crate::amqp::run_commands::{self, Refusal};
 use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is on the broker. What could not be seen is `None`.
+/// The objects on the broker. `None`: they could not be queried.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     pub(crate) exchanges: BTreeMap<String, Option<ExchangeDetails>>,
@@ -46,7 +46,7 @@ pub(crate) struct QueueDetails {
     pub(crate) durable: bool,
     pub(crate) arguments: Map<String, Value>,
     pub(crate) policies: Vec<String>,
-    /// What the policies say together.
+    /// The effective settings of all policies.
     pub(crate) policy: Map<String, Value>,
 }
 
@@ -84,7 +84,7 @@ impl From<&Binding> for FoundBinding {
 }
 
 impl Snapshot {
-    /// What can be seen of the plan's objects with AMQP alone: whether they are there.
+    /// Queries by AMQP alone which of the plan's objects exist.
     pub(crate) async fn over_amqp(connection: &Connection, plan: &Plan) -> Result<Self, Error> {
         let exchanges = plan.exchanges.iter().map(|exchange| exchange.name.as_str());
         let queues = plan.queues.iter().map(|queue| queue.name.as_str());
@@ -116,15 +116,15 @@ impl Snapshot {
         connection: &Connection,
         names: Vec<&str>,
     ) -> Result<(), Error> {
-        let operations: Vec<_> = names
+        let commands: Vec<_> = names
             .iter()
-            .map(|name| Operation::FindExchange(name))
+            .map(|name| Command::FindExchange(name))
             .collect();
-        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
-        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+        let results = run_commands::run(connection, &commands, Instant::now() + LIMIT).await?;
+        for ((name, command), answer) in names.iter().zip(&commands).zip(results) {
             match answer {
                 Ok(_) => _ = self.exchanges.insert((*name).to_owned(), None),
-                Err(refusal) => not_found(connection, operation, &refusal)?,
+                Err(refusal) => not_found(connection, command, &refusal)?,
             }
         }
         Ok(())
@@ -132,12 +132,9 @@ impl Snapshot {
 
     /// Counts the messages and consumers of these queues, and drops those that are not there.
     async fn count(&mut self, connection: &Connection, names: Vec<&str>) -> Result<(), Error> {
-        let operations: Vec<_> = names
-            .iter()
-            .map(|name| Operation::FindQueue(name))
-            .collect();
-        let answers = lanes::run(connection, &operations, Instant::now() + LIMIT).await?;
-        for ((name, operation), answer) in names.iter().zip(&operations).zip(answers) {
+        let commands: Vec<_> = names.iter().map(|name| Command::FindQueue(name)).collect();
+        let results = run_commands::run(connection, &commands, Instant::now() + LIMIT).await?;
+        for ((name, command), answer) in names.iter().zip(&commands).zip(results) {
             match answer {
                 Ok(counts) => {
                     let queue = self.queues.entry((*name).to_owned()).or_default();
@@ -145,7 +142,7 @@ impl Snapshot {
                     queue.consumers = counts.consumers;
                 }
                 Err(refusal) => {
-                    not_found(connection, operation, &refusal)?;
+                    not_found(connection, command, &refusal)?;
                     self.queues.remove(*name);
                     if refusal.is_unreachable() {
                         self.unreachable.insert((*name).to_owned());
@@ -159,13 +156,13 @@ impl Snapshot {
 
 fn not_found(
     connection: &Connection,
-    operation: &Operation<'_>,
+    command: &Command<'_>,
     refusal: &Refusal,
 ) -> Result<(), Error> {
     match refusal.code {
         Refusal::NOT_FOUND => Ok(()),
         _ => Err(Error::OperationRefused {
-            tried: format!("{operation} on {}", connection.address()).into(),
+            tried: format!("{command} on {}", connection.address()).into(),
             cause: refusal.text.as_str().into(),
         }),
     }
@@ -193,7 +190,7 @@ mod management {
                 exchanges: exchanges.iter().map(exchange).collect(),
                 queues: queues
                     .iter()
-                    // The broker lets nobody but their owner look at them, and none is ours.
+                    // Only its owner may query an exclusive queue, and none is the app's.
                     .filter(|queue| queue["exclusive"] != true)
                     .map(queue)
                     .collect(),

@@ -1,9 +1,9 @@
-//! A message's properties as they come over the wire, checked before lapin parses them.
+//! Checks the properties of a message before lapin parses them.
 //!
 //! lapin closes the connection over a short string that is not UTF-8, and its parser recurses into
 //! nested tables until the stack of its thread overflows, which aborts the process. RabbitMQ accepts
-//! and stores both. So each content header is walked through first; one that lapin cannot parse is
-//! rewritten into one that it can. Pure: bytes in, bytes out.
+//! and stores both. So this module checks each content header, and rewrites one that lapin
+//! cannot parse into one that it can. Pure: bytes in, bytes out.
 
 /// How deep tables and arrays may be nested inside the headers. What RabbitMQ adds itself is two
 /// levels deep; lapin's parser overflows its stack after some hundreds.
@@ -13,7 +13,7 @@ pub(crate) const MAX_DEPTH: usize = 32;
 const FIXED: usize = 12;
 /// A frame's type, channel and length come before its payload, an end mark after it.
 const FRAME_OVERHEAD: usize = 8;
-/// What stands in for a byte that is not UTF-8.
+/// The replacement for a byte that is not UTF-8.
 const REPLACEMENT: u8 = b'?';
 /// How many problems of one message are described, and how much of each name.
 const MOST_PROBLEMS: usize = 8;
@@ -51,10 +51,10 @@ enum Form {
 pub(crate) struct Rewritten {
     /// The payload of the new frame.
     pub(crate) payload: Vec<u8>,
-    /// What was wrong, for people.
+    /// The description of the problem.
     pub(crate) problem: String,
-    /// Whether properties are missing or the task's name is changed, so that nobody can say which task
-    /// the message is.
+    /// Whether properties are missing or the task's name is changed, so that the
+    /// task of the message is unknown.
     pub(crate) is_unreadable: bool,
 }
 
@@ -119,7 +119,7 @@ fn short_string(rest: &mut &[u8]) -> Option<()> {
     std::str::from_utf8(text).ok().map(drop)
 }
 
-/// What follows on the type byte of a value.
+/// The encoding of a value after its type byte.
 enum Width {
     Fixed(usize),
     /// A length of four bytes, and that many bytes.
@@ -237,7 +237,7 @@ impl Rewriter {
         Some(())
     }
 
-    /// What comes before the headers, or after them.
+    /// The properties before the headers, or after them.
     fn out(&mut self) -> &mut Vec<u8> {
         match self.headers {
             None => &mut self.before_headers,
@@ -352,14 +352,14 @@ impl Rewriter {
         }
     }
 
-    /// Something is missing, and what it said is not known.
+    /// A property is missing, and its value is unknown.
     fn lost(&mut self, problem: String) {
         self.is_unreadable = true;
         self.problem(problem);
     }
 }
 
-/// What was done to a value.
+/// How a value was changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Made {
     AsItWas,
@@ -426,7 +426,7 @@ fn readable_entries(bytes: &mut [u8], depth: usize, is_table: bool) -> Option<Ma
     Some(made)
 }
 
-/// Replaces each byte that is not part of a UTF-8 character. Whether there was one.
+/// Replaces each byte that is not part of a UTF-8 character. Returns whether there was one.
 pub(crate) fn make_utf8(bytes: &mut [u8]) -> bool {
     let mut from = 0;
     let mut is_changed = false;

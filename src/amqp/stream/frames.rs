@@ -1,14 +1,14 @@
-//! The frames that the broker sends, looked through on their way to lapin.
+//! Checks the frames that the broker sends on their way to lapin.
 //!
-//! Methods and content headers are held until they are complete; bodies and heartbeats pass as they
-//! come. What is in order reaches lapin unchanged.
+//! Methods and content headers are buffered until they are complete; bodies and heartbeats pass
+//! through. Valid frames reach lapin unchanged.
 
 use super::content_header::{Rewritten, is_in_order, make_utf8, rewrite};
 
 /// How much is read at once.
 const READ: usize = 128 << 10;
-/// The longest frame that is held whole. The broker's own limit is 128 KiB unless somebody raises it;
-/// of a longer content header only this much is looked at.
+/// The longest frame that is buffered whole. The broker's default limit is 128 KiB. Of a longer
+/// content header only this much is checked.
 const LONGEST: usize = 1 << 20;
 /// A frame begins with its type, its channel and its length, and ends with a mark.
 const HEAD: usize = 7;
@@ -24,7 +24,7 @@ const CONTENT_HEADER: u8 = 2;
 const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
 
-/// The class and the number of the methods that are looked at.
+/// The class and the number of the methods that are checked.
 const CONNECTION_START: [u8; 4] = [0, 10, 0, 10];
 const CONNECTION_TUNE: [u8; 4] = [0, 10, 0, 30];
 const CHANNEL_OPEN_OK: [u8; 4] = [0, 20, 0, 11];
@@ -32,20 +32,20 @@ const BASIC_RETURN: [u8; 4] = [0, 60, 0, 50];
 const BASIC_DELIVER: [u8; 4] = [0, 60, 0, 60];
 const BASIC_GET_OK: [u8; 4] = [0, 60, 0, 71];
 
-/// What was read from the broker and not yet handed to lapin.
+/// The bytes that were read from the broker and not yet handed to lapin.
 #[derive(Debug)]
 pub(crate) struct Frames {
     buffer: Vec<u8>,
-    /// What lapin has not got begins here; what it may get ends at `checked`; what was read ends at
-    /// `filled`.
+    /// The start of the bytes that lapin has not read. Checked bytes end at `checked`, and read bytes
+    /// at `filled`.
     begin: usize,
     checked: usize,
     filled: usize,
-    /// How much of the frame under way passes without a look.
+    /// How many more bytes of the current frame pass unchecked.
     passing: usize,
-    /// How much of it is thrown away: the rest of a content header that is too long to be held.
+    /// How many more bytes are discarded: the rest of a content header that is too long to buffer.
     dropping: usize,
-    /// Whether this is no AMQP any more. lapin says so; nothing more is looked at.
+    /// Whether the stream is no longer valid AMQP. Everything then passes unchecked, and lapin reports it.
     is_foreign: bool,
     /// The longest frame that lapin takes: 0 for no limit.
     frame_max: u32,
@@ -54,18 +54,18 @@ pub(crate) struct Frames {
     notes: Vec<Note>,
 }
 
-/// Something in the frames that others need to know.
+/// An event in the frames, for the connection.
 #[derive(Debug)]
 pub(crate) enum Note {
-    /// The server's first method: it says who it is.
+    /// The server's first method, with the server properties.
     Greeting(Vec<u8>),
-    /// A channel is open. Its number may have been another one's, and delivery tags begin again.
+    /// A channel was opened. Its number may be reused, and its delivery tags begin again.
     ChannelOpened(u16),
     /// The properties of a delivery were rewritten.
     Rewritten {
         channel: u16,
         tag: u64,
-        /// The properties as they came: their flags, and what follows.
+        /// The original properties, with their flags.
         original: Vec<u8>,
         problem: String,
         is_unreadable: bool,
@@ -73,7 +73,7 @@ pub(crate) enum Note {
 }
 
 impl Frames {
-    /// `frame_max` is what is asked of the broker.
+    /// `frame_max` is the limit that the client proposes to the broker.
     pub(crate) fn new(frame_max: u32) -> Self {
         Self {
             buffer: Vec::new(),
@@ -89,12 +89,12 @@ impl Frames {
         }
     }
 
-    /// What was found since the last time.
+    /// The events since the last call.
     pub(crate) fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Hands out what is checked, as much as fits.
+    /// Copies checked bytes into `out`, as many as fit.
     pub(crate) fn hand_out(&mut self, out: &mut [u8]) -> usize {
         let length = out.len().min(self.checked - self.begin);
         out[..length].copy_from_slice(&self.buffer[self.begin..self.begin + length]);
@@ -118,7 +118,7 @@ impl Frames {
         &mut self.buffer[self.filled..]
     }
 
-    /// So much was read into the room.
+    /// Records how many bytes were read.
     pub(crate) fn fill(&mut self, length: usize) {
         self.filled = (self.filled + length).min(self.buffer.len());
         while self.check_next().is_some() {}
@@ -160,7 +160,7 @@ impl Frames {
         Some(())
     }
 
-    /// Lets pass, or throws away, what was decided before.
+    /// Passes or discards the rest of a frame, as decided at its beginning.
     fn pass(&mut self) {
         let passed = self.passing.min(self.filled - self.checked);
         self.passing -= passed;
@@ -212,14 +212,14 @@ impl Frames {
         self.tags[channel] = tag;
     }
 
-    /// The broker has said how long frames may be. lapin takes the smaller of both limits.
+    /// Notes the broker's limit on frames. lapin takes the smaller of both limits.
     fn tuned(&mut self, frame_max: u32) {
         if frame_max != 0 && (self.frame_max == 0 || frame_max < self.frame_max) {
             self.frame_max = frame_max.max(SMALLEST_LIMIT);
         }
     }
 
-    /// Checks a content header of which `size` bytes are here, and rewrites it where it is not in order.
+    /// Checks a content header of which `size` bytes are buffered, and rewrites it if lapin cannot parse it.
     fn check_header(&mut self, channel: u16, size: usize) {
         let begin = self.checked;
         let longest = match self.frame_max {
@@ -285,7 +285,7 @@ fn check_method(method: &mut [u8]) {
     }
 }
 
-/// Makes the short string at `at` UTF-8, and says where it ends.
+/// Makes the short string at `at` UTF-8, and returns its end.
 fn check_string(arguments: &mut [u8], at: usize) -> usize {
     let length = arguments.get(at).copied().unwrap_or(0);
     let end = at + 1 + usize::from(length);

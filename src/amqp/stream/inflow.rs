@@ -1,8 +1,8 @@
-//! How many bytes connections may read ahead of the consumer that works them off.
+//! Limits how many bytes connections may read ahead of their consumer.
 //!
-//! lapin reads whatever the socket has and keeps each delivery until somebody takes it. Prefetch bounds
-//! how many there are, not how large they are: a thousand of 1 MiB are a gibibyte. So a consumer of
-//! messages of any size opens its connections with a [`ReadBudget`]. When the budget is used up, the
+//! lapin reads everything that the socket has and keeps each delivery until the consumer takes it.
+//! Prefetch bounds the number of deliveries, not their size: a thousand of 1 MiB are a gibibyte. So a
+//! consumer of messages of any size opens its connections with a [`ReadBudget`]. When the budget is used up, the
 //! stream under lapin stops reading, TCP stops the broker, and the messages wait there.
 
 use std::io;
@@ -12,10 +12,10 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::Notify;
 
-/// How much a connection that is being closed may still read, to get the broker's answer to that.
+/// How much a closing connection may still read, to get the broker's reply to the close.
 const GOODBYE: usize = 1 << 20;
 
-/// A number of bytes that one or more connections may read before what they read is taken from lapin.
+/// The number of bytes that one or more connections may read ahead of their consumer.
 /// Cheap to clone.
 ///
 /// It bounds what lapin keeps to the limit, one message, and what a connection has in its receive
@@ -34,7 +34,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     left: usize,
-    /// The connections that do not read for now.
+    /// The connections that have stopped reading.
     stopped: Vec<Waker>,
 }
 
@@ -50,7 +50,7 @@ impl ReadBudget {
         }))
     }
 
-    /// Gives back bytes of messages that were taken from lapin.
+    /// Returns the bytes of messages that the consumer has taken.
     pub(crate) fn give_back(&self, bytes: usize) {
         self.grant(|left| left.saturating_add(bytes).min(self.0.limit));
     }
@@ -86,7 +86,7 @@ impl Shared {
     }
 }
 
-/// The place where the stream of one connection asks whether it may read. Its clones are the same gate.
+/// Decides whether the stream of one connection may read. All clones are the same gate.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadGate(Arc<Gate>);
 
@@ -94,7 +94,7 @@ pub(crate) struct ReadGate(Arc<Gate>);
 struct Gate {
     budget: ReadBudget,
     is_closing: AtomicBool,
-    /// What may be read once the connection is being closed.
+    /// How much may be read while the connection closes.
     goodbye: AtomicUsize,
 }
 
@@ -107,8 +107,8 @@ impl ReadGate {
         }))
     }
 
-    /// `Pending` while the budget is used up. A connection that is being closed does not wait: nobody
-    /// takes its messages any more. It reads a little on, for an orderly end, and then breaks.
+    /// `Pending` while the budget is used up. A closing connection does not wait, because its messages
+    /// have no consumer any more. It reads a little more, for an orderly close, and then fails.
     pub(crate) fn poll_may_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shared = &self.0.budget.0;
         let mut state = shared.lock();
@@ -133,7 +133,7 @@ impl ReadGate {
         Poll::Pending
     }
 
-    /// So many bytes were read.
+    /// Records how many bytes were read.
     pub(crate) fn has_read(&self, bytes: usize) {
         if self.0.is_closing.load(Ordering::Acquire) {
             let left = self.0.goodbye.load(Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl ReadGate {
     }
 }
 
-/// Closes the gate when the connection that has it is dropped.
+/// Closes the gate when its connection is dropped.
 #[derive(Debug)]
 pub(crate) struct ClosesGate(pub(crate) ReadGate);
 

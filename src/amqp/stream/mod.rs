@@ -1,9 +1,10 @@
-//! The stream under lapin: what the broker sends passes through here first.
+//! The stream under lapin, which checks the broker's frames before lapin reads them.
 //!
-//! lapin drops what the broker says about itself, and closes the connection, or overflows its stack,
-//! over properties that RabbitMQ accepts from anybody. So lapin gets a stream that reads the broker's
-//! version from the first frame and makes such properties harmless (`frames`, `content_header`); their
-//! originals wait for whoever takes the delivery (`repaired`).
+//! lapin does not expose the server properties with the broker's version. It closes the connection, or
+//! overflows its stack, when it parses some properties that RabbitMQ accepts from any producer. So this
+//! stream reads the version from the first frame, and rewrites such properties into ones that lapin can
+//! parse (`frames`, `content_header`). It keeps the originals for the consumer of the delivery
+//! (`repaired`).
 
 mod content_header;
 mod frames;
@@ -31,17 +32,17 @@ pub(crate) use self::inflow::{ClosesGate, ReadBudget, ReadGate};
 pub(crate) use self::repaired::Repairs;
 use crate::message::Repaired;
 
-/// What is known of a connection while it opens.
+/// The state that a connection shares with its stream, from the moment it opens.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Opening {
     /// The server's first method.
     greeting: Arc<OnceLock<Vec<u8>>>,
-    /// Ends the stream of a connection that nobody waits for or uses any more. lapin gives each a
-    /// thread, and would keep it, and the socket, for as long as a silent server does.
+    /// Ends the stream of a connection that is no longer used. lapin gives each connection a thread, and
+    /// would keep the thread and the socket as long as a silent server keeps the socket.
     pub(super) abandoned: CancellationToken,
-    /// What had to be repaired on this connection.
+    /// The properties that were rewritten on this connection.
     pub(super) repairs: Repairs,
-    /// Asked before each read, where reading is limited.
+    /// Checked before each read of a connection with a read budget.
     gate: Option<ReadGate>,
 }
 

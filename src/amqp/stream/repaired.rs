@@ -1,4 +1,4 @@
-//! The originals of properties that had to be rewritten, for whoever takes the delivery.
+//! The originals of rewritten properties, for the consumer of the delivery.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::message::Repaired;
 
-/// How many bytes of originals one connection keeps. Beyond that a message still says what was wrong
-/// with it, and its original is lost.
+/// How many bytes of originals one connection keeps. Beyond that a delivery has the description of the
+/// problem without the original.
 const MOST_BYTES: usize = 8 << 20;
 
-/// What was repaired on one connection and not taken yet, by channel and delivery tag.
+/// The rewritten properties of one connection, by channel and delivery tag, until the consumer takes
+/// them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Repairs(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Nearly always zero; then nobody takes the lock.
+    /// Nearly always zero, and then the lock is not needed.
     count: AtomicUsize,
     kept: Mutex<Kept>,
 }
@@ -28,7 +29,7 @@ struct Kept {
 }
 
 impl Repairs {
-    /// What was wrong with a delivery, once.
+    /// Removes and returns the problem of a delivery.
     pub(crate) fn take(&self, channel: u16, tag: u64) -> Option<Repaired> {
         if self.0.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -52,7 +53,7 @@ impl Repairs {
         self.0.count.store(kept.deliveries.len(), Ordering::Release);
     }
 
-    /// A channel is open anew: its number may have been another one's, and tags begin again.
+    /// A channel was opened: its number may be reused, and its delivery tags begin again.
     pub(super) fn forget(&self, channel: u16) {
         if self.0.count.load(Ordering::Acquire) == 0 {
             return;

@@ -149,7 +149,7 @@ impl Keeper {
             tracing::warn!(group = self.group, cause, "the connection is lost");
             let (purpose, cause) = (Purpose::Work, &cause);
             let observers = &self.settings.observers;
-            observers.tell(&Event::Disconnected { purpose, cause });
+            observers.emit(&Event::Disconnected { purpose, cause });
             self.backoff.pause_after(connected_at.elapsed()).await;
         }
     }
@@ -162,13 +162,13 @@ impl Keeper {
             Ok(connection) => {
                 let address = &connection.address().to_string();
                 tracing::info!(group = self.group, address, "connected");
-                observers.tell(&Event::Connected { purpose, address });
+                observers.emit(&Event::Connected { purpose, address });
                 Some(connection)
             }
             Err(error) => {
                 let cause = &error.to_string();
                 tracing::warn!(group = self.group, cause, "cannot connect");
-                observers.tell(&Event::ConnectFailed { purpose, cause });
+                observers.emit(&Event::ConnectFailed { purpose, cause });
                 self.next_url += 1;
                 None
             }

@@ -329,7 +329,7 @@ impl Taker {
             return Some(0);
         };
         let tiers = &self.group.tiers;
-        match self.settings.topology.route(&message.task) {
+        match self.settings.topology.task(&message.task) {
             Some(route) => {
                 message.tier = route.tier.clone();
                 tiers.iter().position(|tier| *tier == route.tier)

@@ -210,10 +210,10 @@ impl Queue {
         let observers = &self.settings.observers;
         if subscribed.was_declared {
             tracing::error!(group, tier, "the queue was gone, and is declared again");
-            observers.tell(&Event::Redeclared { tier });
+            observers.emit(&Event::Redeclared { tier });
         }
         tracing::info!(group, tier, "consuming");
-        observers.tell(&Event::Consuming { group, tier });
+        observers.emit(&Event::Consuming { group, tier });
         self.generation += 1;
         self.first_subscription_by = None;
         self.is_apart = subscribed.subscription.is_apart();
@@ -401,7 +401,7 @@ impl Queue {
             let (group, tier) = (&self.group, &self.name);
             tracing::warn!(group, tier, cause, "a consumer is lost");
             let observers = &self.settings.observers;
-            observers.tell(&Event::Interrupted { group, tier, cause });
+            observers.emit(&Event::Interrupted { group, tier, cause });
         }
         self.lose();
         if is_connected && self.drain.is_none() {
@@ -464,7 +464,7 @@ impl Queue {
                 let task = task_ref(message);
                 let why = "no slot was free for it before the broker's ack timeout drew near";
                 let observers = &self.settings.observers;
-                observers.tell(&Event::GivenBack { task, why });
+                observers.emit(&Event::GivenBack { task, why });
             }
             self.settle(handle, Next::Back);
         }

@@ -9,8 +9,9 @@ use super::ConsumerSettings;
 use crate::Error;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, TaskRef};
-use crate::publish::{Content, Letter};
+use crate::publish::{Content, OutgoingMessage};
 use crate::random;
+use crate::route::{self, RouteRequest};
 use crate::source::{Next, QUARANTINE_FROM, task_ref};
 use crate::topology::delay;
 
@@ -108,7 +109,7 @@ impl ConsumerSettings {
             if stored.is_ok() {
                 let (name, id) = (task.name, task.id);
                 tracing::warn!(task = name, %id, crashes, "a worker died while it held this task");
-                self.observers.tell(&Event::Suspected { task, crashes });
+                self.observers.emit(&Event::Suspected { task, crashes });
             }
             stored
         };
@@ -165,13 +166,13 @@ impl ConsumerSettings {
             Some(failure) => {
                 let (name, id, attempt) = (task.name, task.id, task.attempt);
                 tracing::warn!(task = name, %id, attempt, ?after, error = %failure, "failed, will be retried");
-                self.observers.tell(&Event::Retried {
+                self.observers.emit(&Event::Retried {
                     task,
                     after,
                     failure,
                 });
             }
-            None => self.observers.tell(&Event::Snoozed { task, after }),
+            None => self.observers.emit(&Event::Snoozed { task, after }),
         }
         Ok(())
     }
@@ -192,7 +193,7 @@ impl ConsumerSettings {
             version: self.version.clone(),
         };
         let tier = self.tier_of(origin, received);
-        let letter = Letter {
+        let outgoing = OutgoingMessage {
             exchange: self.topology.names().dead_letter_exchange(&tier),
             routing_key: tier.clone(),
             content: Content::Forwarded {
@@ -202,12 +203,12 @@ impl ConsumerSettings {
         };
         let deadline = Instant::now() + STORE_LIMIT;
         let id = received.id();
-        self.publisher.forward(letter, id, deadline).await?;
+        self.publisher.forward(outgoing, id, deadline).await?;
         let failure = &death.failure;
         let task = received_task(received, &tier);
         let name = task.name;
         tracing::warn!(task = name, %id, tier, %reason, %failure, "a dead letter");
-        self.observers.tell(&Event::Dead {
+        self.observers.emit(&Event::Dead {
             task,
             reason,
             failure,
@@ -222,12 +223,16 @@ impl ConsumerSettings {
             return Stored::No;
         };
         let deadline = Instant::now() + COPY_LIMIT;
-        let letter = match origin {
-            Origin::Tier(_) => self.addressed(received, &message, Duration::ZERO),
-            Origin::Quarantine(group) => Ok(self.quarantine_letter(group, received, &message)),
+        let outgoing = match origin {
+            Origin::Tier(_) => self.outgoing(received, &message, Duration::ZERO),
+            Origin::Quarantine(group) => Ok(self.quarantined(group, received, &message)),
         };
-        let copied = match letter {
-            Ok(letter) => self.publisher.forward(letter, &message.id, deadline).await,
+        let copied = match outgoing {
+            Ok(outgoing) => {
+                self.publisher
+                    .forward(outgoing, &message.id, deadline)
+                    .await
+            }
             Err(error) => Err(error),
         };
         match copied {
@@ -247,9 +252,11 @@ impl ConsumerSettings {
         if !after.is_zero() {
             message.due_at = SystemTime::now().checked_add(after);
         }
-        let letter = self.addressed(received, &message, after)?;
+        let outgoing = self.outgoing(received, &message, after)?;
         let deadline = Instant::now() + STORE_LIMIT;
-        self.publisher.forward(letter, &message.id, deadline).await
+        self.publisher
+            .forward(outgoing, &message.id, deadline)
+            .await
     }
 
     async fn publish_to_quarantine(
@@ -258,15 +265,18 @@ impl ConsumerSettings {
         received: &Received,
         message: &Message,
     ) -> Result<(), Error> {
-        let letter = self.quarantine_letter(group, received, message);
+        let outgoing = self.quarantined(group, received, message);
         let deadline = Instant::now() + STORE_LIMIT;
-        self.publisher.forward(letter, &message.id, deadline).await
+        self.publisher
+            .forward(outgoing, &message.id, deadline)
+            .await
     }
 
-    fn quarantine_letter(&self, group: &str, received: &Received, message: &Message) -> Letter {
-        let priority = self.publisher.bearable_in_quorum(message.priority);
+    fn quarantined(&self, group: &str, received: &Received, message: &Message) -> OutgoingMessage {
+        let highest = self.publisher.capabilities().highest_quorum_priority;
+        let priority = message.priority.min(highest);
         let names = self.topology.names();
-        Letter {
+        OutgoingMessage {
             exchange: names.tasks_exchange(),
             routing_key: names.quarantine_key(group),
             content: Content::Forwarded {
@@ -276,30 +286,27 @@ impl ConsumerSettings {
         }
     }
 
-    /// The way to the message's tier, as the map says today.
-    fn addressed(
+    /// The message on its way to its tier, as the map says today.
+    fn outgoing(
         &self,
         received: &Received,
         message: &Message,
         after: Duration,
-    ) -> Result<Letter, Error> {
-        let route = self.topology.route(&message.task);
-        let tier = route.map_or(message.tier.as_str(), |route| &route.tier);
-        let mut properties = received.successor(message);
-        let (exchange, routing_key) = match delay::route(self.topology.app(), tier, after)? {
-            Some(delayed) => {
-                let priority = self.publisher.bearable_in_quorum(message.priority);
-                properties = properties.with_priority(priority);
-                (delayed.exchange, delayed.routing_key)
-            }
-            None => (self.topology.names().tasks_exchange(), tier.to_owned()),
+    ) -> Result<OutgoingMessage, Error> {
+        let request = RouteRequest::Retry {
+            tier: &message.tier,
+            priority: message.priority,
         };
-        Ok(Letter {
-            exchange,
-            routing_key,
+        let capabilities = self.publisher.capabilities();
+        let (topology, task) = (&self.topology, &message.task);
+        let route = route::destination(topology, &capabilities, task, request, after)?;
+        let properties = received.successor(message);
+        Ok(OutgoingMessage {
+            exchange: route.exchange,
+            routing_key: route.routing_key,
             content: Content::Forwarded {
                 payload: message.payload.clone(),
-                properties,
+                properties: properties.with_priority(route.priority),
             },
         })
     }
@@ -321,7 +328,7 @@ impl ConsumerSettings {
         tracing::warn!(%id, %error, "the broker did not store what follows on a task: it goes back");
         if let Ok(message) = &received.message {
             let (task, why) = (task_ref(message), &error.to_string());
-            self.observers.tell(&Event::GivenBack { task, why });
+            self.observers.emit(&Event::GivenBack { task, why });
         }
         if matches!(error, Error::Unroutable { .. }) {
             self.redeclare().await;

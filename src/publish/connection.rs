@@ -1,4 +1,4 @@
-//! One connection for publishing, kept up for ever.
+//! One connection for publishing, which is reopened for ever.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use lapin::options::ConfirmSelectOptions;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::lane::Lane;
+use super::confirm_channel::ConfirmChannel;
 use super::pool::State;
 use crate::Error;
 use crate::amqp::Connection;
@@ -20,12 +20,12 @@ use crate::observe::{Event, Observers, Purpose};
 use crate::secret::Secret;
 use crate::topology::capabilities::Capabilities;
 
-/// How many channels a connection has: enough that one which is being replaced stops nobody.
-const LANES: usize = 2;
-/// How often a connection of which nothing is heard is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How many channels a connection has. While one is replaced, publishers use the other.
+const CHANNELS: usize = 2;
+/// How often the status of a connection without events is checked.
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 
-/// How connections are made, and who is told.
+/// How to connect, and the observers of connection events.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) urls: Vec<Secret>,
@@ -33,21 +33,21 @@ pub(super) struct Settings {
     pub(super) observers: Observers,
 }
 
-/// A connection and its lanes.
+/// An open connection and its confirm channels.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct PublishConnection {
     connection: Connection,
-    lanes: [Mutex<Option<Arc<Lane>>>; LANES],
+    channels: [Mutex<Option<Arc<ConfirmChannel>>>; CHANNELS],
     next: AtomicUsize,
-    /// Tells the keeper that the connection is not worth waiting for.
+    /// Notifies `keep_open` that the broker does not answer on this connection.
     broken: Notify,
 }
 
-impl Live {
+impl PublishConnection {
     pub(super) fn new(connection: Connection) -> Self {
         Self {
             connection,
-            lanes: [const { Mutex::const_new(None) }; LANES],
+            channels: [const { Mutex::const_new(None) }; CHANNELS],
             next: AtomicUsize::new(0),
             broken: Notify::new(),
         }
@@ -65,53 +65,56 @@ impl Live {
         self.connection.capabilities()
     }
 
-    /// Has the connection replaced: it does not answer.
+    /// Has the connection replaced, because the broker does not answer on it.
     pub(super) fn give_up(&self) {
         self.broken.notify_one();
     }
 
-    /// The next lane in turn, if it is there and nobody is replacing it.
-    pub(super) fn lane_now(&self) -> Option<Arc<Lane>> {
+    /// The next channel, round-robin, if it is open and not being replaced.
+    pub(super) fn ready_channel(&self) -> Option<Arc<ConfirmChannel>> {
         let slot = self.next_slot().try_lock().ok()?;
-        slot.as_ref().filter(|lane| !lane.is_closed()).cloned()
+        slot.as_ref()
+            .filter(|channel| !channel.is_closed())
+            .cloned()
     }
 
-    fn next_slot(&self) -> &Mutex<Option<Arc<Lane>>> {
+    fn next_slot(&self) -> &Mutex<Option<Arc<ConfirmChannel>>> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        &self.lanes[turn % LANES]
+        &self.channels[turn % CHANNELS]
     }
 
-    /// The next lane in turn. One whose channel is gone is replaced; what was under way on the
-    /// others goes on.
-    pub(super) async fn lane(&self) -> Result<Arc<Lane>, Error> {
+    /// The next channel, round-robin. A closed channel is replaced; the others keep their unconfirmed
+    /// messages.
+    pub(super) async fn channel(&self) -> Result<Arc<ConfirmChannel>, Error> {
         let mut slot = self.next_slot().lock().await;
         match &*slot {
-            Some(lane) if !lane.is_closed() => Ok(lane.clone()),
+            Some(channel) if !channel.is_closed() => Ok(channel.clone()),
             _ => {
-                let lane = Arc::new(self.open_lane().await?);
-                Ok(slot.insert(lane).clone())
+                let channel = Arc::new(self.open_confirm_channel().await?);
+                Ok(slot.insert(channel).clone())
             }
         }
     }
 
-    async fn open_lane(&self) -> Result<Lane, Error> {
+    async fn open_confirm_channel(&self) -> Result<ConfirmChannel, Error> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let channel = self.connection.channel(deadline).await?;
         let confirming = channel.confirm_select(ConfirmSelectOptions::default());
         let failed = |cause: &str| self.connection.failed("turn on confirms", cause);
         match timeout_at(deadline, confirming).await {
-            Ok(Ok(())) => Ok(Lane::new(channel)),
+            Ok(Ok(())) => Ok(ConfirmChannel::new(channel)),
             Ok(Err(error)) => Err(failed(&error.to_string())),
             Err(_) => Err(failed("the broker did not answer in time")),
         }
     }
 
-    /// Waits until the connection is gone, and says why. What changes before that is told.
-    async fn until_gone(self: &Arc<Self>, tell: &impl Fn(State)) -> String {
+    /// Waits until the connection is lost, and returns the cause. Reports when the broker blocks or
+    /// unblocks it.
+    async fn until_lost(self: &Arc<Self>, report: &impl Fn(State)) -> String {
         let mut events = pin!(self.connection.events());
         let blocked = |is_blocked| match is_blocked {
-            true => tell(State::Blocked(Arc::clone(self))),
-            false => tell(State::Up(Arc::clone(self))),
+            true => report(State::Blocked(Arc::clone(self))),
+            false => report(State::Up(Arc::clone(self))),
         };
         if self.is_blocked() {
             blocked(true);
@@ -119,8 +122,8 @@ impl Live {
         let mut cause = "the connection was lost".to_owned();
         while self.is_open() {
             let broken = pin!(self.broken.notified());
-            let news = select(events.next(), broken);
-            match timeout(LOOK_EVERY, news).await {
+            let event = select(events.next(), broken);
+            match timeout(CHECK_EVERY, event).await {
                 Ok(Either::Left((Some(event), _))) => match event {
                     lapin::Event::ConnectionBlocked(reason) => {
                         tracing::warn!(%reason, "the broker has an alarm and takes no messages");
@@ -142,38 +145,38 @@ impl Live {
     }
 }
 
-/// Keeps up one connection, beginning with `live` if it is there, and tells how it is.
-pub(super) async fn keep(
+/// Keeps one connection open, at first `connection` if there is one, and reports its state.
+pub(super) async fn keep_open(
     settings: Arc<Settings>,
-    mut live: Option<Arc<Live>>,
-    tell: impl Fn(State),
+    mut connection: Option<Arc<PublishConnection>>,
+    report: impl Fn(State),
 ) {
     let purpose = Purpose::Publish;
     let mut next = 0;
     let mut backoff = Backoff::new();
     loop {
-        let current = match live.take() {
-            Some(live) => live,
+        let current = match connection.take() {
+            Some(connection) => connection,
             None => {
-                let connecting = connect(&settings, &mut next, &mut backoff, &tell);
-                Arc::new(Live::new(connecting.await))
+                let connecting = connect(&settings, &mut next, &mut backoff, &report);
+                Arc::new(PublishConnection::new(connecting.await))
             }
         };
         let connected_at = Instant::now();
         let address = current.connection.address().to_string();
         tracing::info!(%address, "connected to the broker for publishing");
-        tell(State::Up(Arc::clone(&current)));
-        settings.observers.tell(&Event::Connected {
+        report(State::Up(Arc::clone(&current)));
+        settings.observers.emit(&Event::Connected {
             purpose,
             address: &address,
         });
 
-        let cause = current.until_gone(&tell).await;
+        let cause = current.until_lost(&report).await;
         tracing::warn!(%address, %cause, "a connection for publishing was lost");
-        // A node that is frozen takes connections and says nothing: another one comes first.
+        // A frozen node accepts connections and never answers, so another address comes first.
         next += 1;
-        tell(State::Down(cause.as_str().into()));
-        settings.observers.tell(&Event::Disconnected {
+        report(State::Down(cause.as_str().into()));
+        settings.observers.emit(&Event::Disconnected {
             purpose,
             cause: &cause,
         });
@@ -182,12 +185,12 @@ pub(super) async fn keep(
     }
 }
 
-/// Tries all addresses in turn until one answers.
+/// Tries all addresses, round-robin, until one answers.
 async fn connect(
     settings: &Settings,
     next: &mut usize,
     backoff: &mut Backoff,
-    tell: &impl Fn(State),
+    report: &impl Fn(State),
 ) -> Connection {
     loop {
         let url = &settings.urls[*next % settings.urls.len()];
@@ -196,8 +199,8 @@ async fn connect(
             Err(error) => error.to_string(),
         };
         tracing::warn!(%cause, "could not connect to the broker for publishing");
-        tell(State::Down(cause.as_str().into()));
-        settings.observers.tell(&Event::ConnectFailed {
+        report(State::Down(cause.as_str().into()));
+        settings.observers.emit(&Event::ConnectFailed {
             purpose: Purpose::Publish,
             cause: &cause,
         });

@@ -1,4 +1,4 @@
-//! Many operations at once, over a few channels.
+//! Runs many commands at once, over a few channels.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,21 +8,21 @@ use lapin::ErrorKind;
 use lapin::protocol::AMQPErrorKind;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::command::{Command, Counts};
 use super::connection::Connection;
-use super::operation::{Counts, Operation};
 use crate::Error;
 
-/// Each lane is a channel that has one operation under way, so that a refusal, which closes the
-/// channel, is that operation's own. Eight keep a broker busy that starts quorum queues.
-const LANES: usize = 8;
-/// How long the broker may take for one operation.
+/// The number of channels. Each runs one command at a time, because a refusal closes the channel and
+/// must belong to one command. Eight keep a broker busy that starts quorum queues.
+const CHANNELS: usize = 8;
+/// How long the broker may take for one command.
 const OPERATION_LIMIT: Duration = Duration::from_secs(30);
-/// How often an operation is tried that the broker refuses for a reason that passes.
+/// How often a command is tried that the broker refuses because a queue is unreachable.
 const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the broker answered: yes, or a refusal.
-pub(super) type Answer = Result<Counts, Refusal>;
+/// The broker's reply to a command.
+pub(super) type CommandResult = Result<Counts, Refusal>;
 
 /// The broker's reason to close a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +36,11 @@ impl Refusal {
     pub(super) const NOT_FOUND: u16 = 404;
     pub(super) const PRECONDITION_FAILED: u16 = 406;
 
-    /// Whether it is of a queue that is there and cannot be reached, which may pass: one whose leader
-    /// is being elected or whose node is down is "not found" in these words.
+    /// Whether the queue exists and is unreachable, which may be temporary: the broker reports a queue
+    /// that is electing a leader, or whose node is down, as "not found" with one of these texts.
     pub(super) fn is_unreachable(&self) -> bool {
         self.code == Self::NOT_FOUND
-            // The text quotes the queue's name, which may have any of the words.
+            // The text quotes the queue's name, which may contain any of these words.
             && !self.text.contains("no queue '")
             && [
                 "timeout",
@@ -53,66 +53,69 @@ impl Refusal {
     }
 }
 
-/// Runs all operations, in no particular order. The answers are in the order of the operations.
+/// Runs all commands, in no particular order. The results are in the order of the commands.
 ///
 /// # Errors
-/// When the connection fails, or an operation takes too long or lasts beyond the deadline.
+/// When the connection fails, or a command takes too long or lasts beyond the deadline.
 pub(super) async fn run(
     connection: &Connection,
-    operations: &[Operation<'_>],
+    commands: &[Command<'_>],
     deadline: Instant,
-) -> Result<Vec<Answer>, Error> {
+) -> Result<Vec<CommandResult>, Error> {
     let next = AtomicUsize::new(0);
-    let lanes =
-        (0..LANES.min(operations.len())).map(|_| lane(connection, operations, &next, deadline));
-    let mut answers: Vec<_> = try_join_all(lanes).await?.into_iter().flatten().collect();
-    answers.sort_by_key(|(index, _)| *index);
-    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+    let channels = (0..CHANNELS.min(commands.len()))
+        .map(|_| run_on_channel(connection, commands, &next, deadline));
+    let mut results: Vec<_> = try_join_all(channels)
+        .await?
+        .into_iter()
+        .flatten()
+        .collect();
+    results.sort_by_key(|(index, _)| *index);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-async fn lane(
+async fn run_on_channel(
     connection: &Connection,
-    operations: &[Operation<'_>],
+    commands: &[Command<'_>],
     next: &AtomicUsize,
     deadline: Instant,
-) -> Result<Vec<(usize, Answer)>, Error> {
+) -> Result<Vec<(usize, CommandResult)>, Error> {
     let mut channel = connection.channel(deadline).await?;
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     loop {
         let index = next.fetch_add(1, Ordering::Relaxed);
-        let Some(operation) = operations.get(index) else {
-            // An error here would be the connection's, and all answers are in.
+        let Some(command) = commands.get(index) else {
+            // All results are in, so an error of the connection does not matter.
             let _ = timeout_at(deadline, channel.close(200, "done".into())).await;
-            return Ok(answers);
+            return Ok(results);
         };
         let mut pause = FIRST_PAUSE;
         for attempt in 1.. {
             let limit = deadline.min(Instant::now() + OPERATION_LIMIT);
-            let answer = match timeout_at(limit, operation.run(&channel)).await {
+            let result = match timeout_at(limit, command.run(&channel)).await {
                 Ok(Ok(counts)) => Ok(counts),
-                Ok(Err(error)) => Err(refusal(&error).ok_or_else(|| {
-                    connection.failed(&operation.to_string(), &error.to_string())
-                })?),
+                Ok(Err(error)) => Err(refusal(&error)
+                    .ok_or_else(|| connection.failed(&command.to_string(), &error.to_string()))?),
                 Err(_) => {
                     let cause = "the broker did not answer in time";
-                    return Err(connection.failed(&operation.to_string(), cause));
+                    return Err(connection.failed(&command.to_string(), cause));
                 }
             };
-            if answer.is_err() {
+            if result.is_err() {
                 channel = connection.channel(deadline).await?;
             }
-            if attempt < ATTEMPTS && answer.as_ref().is_err_and(Refusal::is_unreachable) {
+            if attempt < ATTEMPTS && result.as_ref().is_err_and(Refusal::is_unreachable) {
                 sleep(pause).await;
                 pause *= 2;
                 continue;
             }
-            answers.push((index, answer));
+            results.push((index, result));
             break;
         }
     }
 }
 
-/// The refusal in an error, if it is one of the channel and not of the connection.
+/// The refusal in an error that closes the channel; `None` for an error of the connection.
 fn refusal(error: &lapin::Error) -> Option<Refusal> {
     match error.kind() {
         ErrorKind::ProtocolError(said) if matches!(said.kind(), AMQPErrorKind::Soft(_)) => {

@@ -1,4 +1,4 @@
-//! The single steps that are taken on a broker.
+//! The commands that declare, bind and look up objects on a broker.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use lapin::{Channel, ExchangeKind};
 
 use crate::topology::plan::{self, Argument, Arguments, Binding, DestinationType, Exchange, Queue};
 
-/// One step, which the broker answers or refuses.
+/// One AMQP command, which the broker executes or refuses.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Operation<'a> {
+pub(super) enum Command<'a> {
     DeclareExchange(&'a Exchange),
     DeclareQueue(&'a Queue),
     Bind(&'a Binding),
@@ -22,17 +22,17 @@ pub(super) enum Operation<'a> {
     FindQueue(&'a str),
 }
 
-/// How many messages and consumers a queue has; nothing for anything else.
+/// How many messages and consumers a queue has; zero for other commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) messages: u32,
     pub(super) consumers: u32,
 }
 
-impl Operation<'_> {
+impl Command<'_> {
     pub(super) async fn run(&self, channel: &Channel) -> lapin::Result<Counts> {
         match *self {
-            Operation::DeclareExchange(exchange) => {
+            Command::DeclareExchange(exchange) => {
                 let options = ExchangeDeclareOptions {
                     durable: exchange.durable,
                     auto_delete: exchange.auto_delete,
@@ -44,7 +44,7 @@ impl Operation<'_> {
                     .exchange_declare(name, kind, options, arguments)
                     .await?;
             }
-            Operation::DeclareQueue(queue) => {
+            Command::DeclareQueue(queue) => {
                 let options = QueueDeclareOptions {
                     durable: queue.durable,
                     auto_delete: queue.auto_delete,
@@ -53,21 +53,21 @@ impl Operation<'_> {
                 let (name, arguments) = (queue.name.as_str().into(), table(&queue.arguments));
                 channel.queue_declare(name, options, arguments).await?;
             }
-            Operation::Bind(binding) => bind(channel, binding).await?,
-            Operation::Unbind(binding) => unbind(channel, binding).await?,
-            Operation::FindExchange(name) => {
+            Command::Bind(binding) => bind(channel, binding).await?,
+            Command::Unbind(binding) => unbind(channel, binding).await?,
+            Command::FindExchange(name) => {
                 let options = ExchangeDeclareOptions {
                     passive: true,
                     ..ExchangeDeclareOptions::default()
                 };
-                // The kind is not looked at.
+                // The broker ignores the kind of a passive declaration.
                 let kind = ExchangeKind::Direct;
                 let arguments = FieldTable::default();
                 channel
                     .exchange_declare(name.into(), kind, options, arguments)
                     .await?;
             }
-            Operation::FindQueue(name) => {
+            Command::FindQueue(name) => {
                 let options = QueueDeclareOptions {
                     passive: true,
                     ..QueueDeclareOptions::default()
@@ -85,7 +85,7 @@ impl Operation<'_> {
         Ok(Counts::default())
     }
 
-    /// What a user needs for it, as `rabbitmqctl set_permissions` calls it.
+    /// The permissions that a user needs for it, in the words of `rabbitmqctl set_permissions`.
     pub(super) fn permissions(&self) -> String {
         let declaring =
             |name: &str, arguments: &Arguments, target: &str| match arguments.get(target) {
@@ -95,17 +95,17 @@ impl Operation<'_> {
                 }
             };
         match self {
-            Operation::DeclareExchange(exchange) => {
+            Command::DeclareExchange(exchange) => {
                 declaring(&exchange.name, &exchange.arguments, "alternate-exchange")
             }
-            Operation::DeclareQueue(queue) => {
+            Command::DeclareQueue(queue) => {
                 declaring(&queue.name, &queue.arguments, "x-dead-letter-exchange")
             }
-            Operation::Bind(binding) | Operation::Unbind(binding) => {
+            Command::Bind(binding) | Command::Unbind(binding) => {
                 let (source, destination) = (&binding.source, &binding.destination);
                 format!("write on {destination:?} and read on {source:?}")
             }
-            Operation::FindExchange(_) | Operation::FindQueue(_) => {
+            Command::FindExchange(_) | Command::FindQueue(_) => {
                 "access to the virtual host".to_owned()
             }
         }
@@ -174,30 +174,30 @@ fn table(arguments: &Arguments) -> FieldTable {
     table
 }
 
-/// What is tried, as an error says it.
-impl fmt::Display for Operation<'_> {
+/// The text for "tried to …" in errors.
+impl fmt::Display for Command<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Operation::DeclareExchange(exchange) => {
+            Command::DeclareExchange(exchange) => {
                 write!(out, "declare the exchange {:?}", exchange.name)
             }
-            Operation::DeclareQueue(queue) => write!(out, "declare the queue {:?}", queue.name),
-            Operation::Bind(Binding {
+            Command::DeclareQueue(queue) => write!(out, "declare the queue {:?}", queue.name),
+            Command::Bind(Binding {
                 source,
                 destination,
                 ..
             }) => {
                 write!(out, "bind {destination:?} to the exchange {source:?}")
             }
-            Operation::Unbind(Binding {
+            Command::Unbind(Binding {
                 source,
                 destination,
                 ..
             }) => {
                 write!(out, "unbind {destination:?} from the exchange {source:?}")
             }
-            Operation::FindExchange(name) => write!(out, "look for the exchange {name:?}"),
-            Operation::FindQueue(name) => write!(out, "look for the queue {name:?}"),
+            Command::FindExchange(name) => write!(out, "look for the exchange {name:?}"),
+            Command::FindQueue(name) => write!(out, "look for the queue {name:?}"),
         }
     }
 }

@@ -80,8 +80,13 @@ impl House {
     }
 
     pub(crate) async fn worker_with(&self, grace: Duration) -> Worker {
+        self.worker_at(self.vhost.amqp_url(), grace).await
+    }
+
+    /// A worker that reaches the broker by another URL.
+    pub(crate) async fn worker_at(&self, url: &str, grace: Duration) -> Worker {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
-            .env("AMQP_URL", self.vhost.amqp_url())
+            .env("AMQP_URL", url)
             .env("MAP", &self.map)
             .env("LEDGER", &self.ledger)
             .env("GRACE", grace.as_millis().to_string())
@@ -93,6 +98,15 @@ impl House {
         let mut worker = Worker { process, lines };
         worker.until("consuming normal").await;
         worker
+    }
+
+    /// A bad network before the broker, and the URL that leads through it.
+    pub(crate) async fn behind_a_proxy(&self) -> (String, Proxy) {
+        let url = self.vhost.amqp_url();
+        let (before, after) = url.rsplit_once('/').unwrap();
+        let (host, port) = before.rsplit_once(':').unwrap();
+        let proxy = Proxy::start(port.parse().unwrap()).await.unwrap();
+        (format!("{host}:{}/{after}", proxy.port()), proxy)
     }
 
     /// A killer among fifty innocents.
@@ -161,9 +175,19 @@ impl House {
     }
 
     pub(crate) async fn publish_notes(&self, numbers: std::ops::Range<u64>, milliseconds: u64) {
+        self.publish("note", numbers, milliseconds).await;
+    }
+
+    /// Publishes a task of this name for each of these numbers.
+    pub(crate) async fn publish(
+        &self,
+        task: &str,
+        numbers: std::ops::Range<u64>,
+        milliseconds: u64,
+    ) {
         let requests = numbers.map(|number| {
             let payload = format!(r#"{{"number":{number},"milliseconds":{milliseconds}}}"#);
-            PublishRequest::named("note", payload.into_bytes())
+            PublishRequest::named(task, payload.into_bytes())
         });
         let outcomes = self.app.publish_many(stream::iter(requests));
         outcomes
@@ -186,6 +210,15 @@ impl House {
             *runs.entry(number).or_default() += 1;
         }
         runs
+    }
+
+    /// How often each killer has killed a worker, by its number.
+    pub(crate) fn deaths(&self) -> BTreeMap<u64, usize> {
+        let mut deaths = BTreeMap::new();
+        for number in self.lines("abort ") {
+            *deaths.entry(number).or_default() += 1;
+        }
+        deaths
     }
 
     /// How many runs of notes were begun.

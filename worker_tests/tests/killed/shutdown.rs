@@ -105,3 +105,68 @@ async fn a_suspect_that_waits_in_a_worker_is_given_back_at_no_cost() {
     assert_eq!(house.dead_letters().await, 0);
 }
 
+#[tokio::test]
+async fn a_graceful_restart_makes_no_suspects_loses_nothing_and_runs_nothing_twice_classic() {
+    restarts("classic").await;
+}
+
+#[tokio::test]
+async fn a_graceful_restart_makes_no_suspects_loses_nothing_and_runs_nothing_twice_quorum() {
+    restarts("quorum").await;
+}
+
+/// Restarts a busy worker with SIGTERM, `TIERLINE_TEST_RESTARTS` times, while tasks are published: first a backlog,
+/// then one at a time, so that restarts meet a full and a nearly empty queue.
+async fn restarts(queue: &str) {
+    let restarts = std::env::var("TIERLINE_TEST_RESTARTS").ok();
+    let restarts: u64 = restarts.map_or(4, |number| number.parse().unwrap());
+    let house = House::build(queue, 4).await;
+    let mut published = 0;
+    let mut suspected = Vec::new();
+    for restart in 0..restarts {
+        let mut worker = house.worker_with(PATIENCE).await;
+        let from = house.ended();
+        if restart % 2 == 0 {
+            house.publish_notes(published..published + 200, 5).await;
+            published += 200;
+            house.until_ended(from + 50).await;
+            worker.ask_to_end().await;
+        } else {
+            for number in 0..150 {
+                house.publish_notes(published..published + 1, 1).await;
+                published += 1;
+                if number == 100 {
+                    worker.ask_to_end().await;
+                }
+            }
+        }
+        worker.until_terminated().await;
+        suspected.extend(
+            worker
+                .rest()
+                .await
+                .into_iter()
+                .filter(|line| line.contains("suspected")),
+        );
+    }
+    let mut worker = house.worker_with(PATIENCE).await;
+    house.until_all_ended(published as usize).await;
+    worker.terminate().await;
+    suspected.extend(
+        worker
+            .rest()
+            .await
+            .into_iter()
+            .filter(|line| line.contains("suspected")),
+    );
+    let again = house.runs().values().filter(|runs| **runs > 1).count();
+    println!(
+        "{queue}: {restarts} restarts, {published} tasks, {again} ran twice, suspects {suspected:?}"
+    );
+    assert!(
+        suspected.is_empty() && again == 0,
+        "{again} ran twice, {suspected:?}"
+    );
+    house.until_depth(0).await;
+    assert_eq!(house.dead_letters().await, 0);
+}

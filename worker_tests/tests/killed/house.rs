@@ -274,6 +274,21 @@ impl House {
         channel
     }
 
+    /// Takes all dead letters: how often each task is there, by its name and id.
+    pub(crate) async fn take_all_dead(&self) -> BTreeMap<(String, String), usize> {
+        let channel = self.channel().await;
+        let mut dead = BTreeMap::new();
+        for queue in ["house.normal.dlq", "house.low.dlq"] {
+            let options = BasicGetOptions { no_ack: true };
+            while let Some(got) = channel.basic_get(queue.into(), options).await.unwrap() {
+                let task = got.properties.kind().as_ref().unwrap().to_string();
+                let id = got.properties.message_id().as_ref().unwrap().to_string();
+                *dead.entry((task, id)).or_default() += 1;
+            }
+        }
+        dead
+    }
+
     pub(crate) async fn take_dead(&self) -> (String, Death) {
         let channel = self.channel().await;
         let got = channel

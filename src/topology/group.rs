@@ -45,9 +45,9 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>, tiers: &[At<Tier>])
     let mut members = Members::new(tiers, section.source());
     let mut groups = Vec::new();
     for (name, table) in section.tables() {
-        let length = Names::new(app.unwrap_or_default())
-            .worker_user(name.get_ref())
-            .len();
+        let names = Names::new(app.unwrap_or_default());
+        let user = names.worker_user(name.get_ref()).len();
+        let length = user.max(names.quarantine(name.get_ref()).len());
         if let Some((message, help)) = names::mistake("group", name.get_ref(), length) {
             section.source().report(&name.span(), message, Some(&help));
         }

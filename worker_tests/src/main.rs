@@ -23,12 +23,33 @@ impl Task for Note {
     const NAME: &'static str = "note";
 }
 
-/// Ends the process.
+/// The same in the other tier.
 #[derive(Serialize, Deserialize)]
-struct Abort {}
+struct NoteLow(Note);
+
+impl Task for NoteLow {
+    const NAME: &'static str = "note_low";
+}
+
+/// Notes its number, waits, and ends the process.
+#[derive(Serialize, Deserialize)]
+struct Abort {
+    #[serde(default)]
+    number: u64,
+    #[serde(default)]
+    milliseconds: u64,
+}
 
 impl Task for Abort {
     const NAME: &'static str = "abort";
+}
+
+/// The same in the other tier.
+#[derive(Serialize, Deserialize)]
+struct AbortLow(Abort);
+
+impl Task for AbortLow {
+    const NAME: &'static str = "abort_low";
 }
 
 /// Never yields.
@@ -56,8 +77,19 @@ async fn note(note: Note, cx: Context) -> Result<(), TaskError> {
     Ok(())
 }
 
-async fn abort(_: Abort) {
+async fn note_low(low: NoteLow, cx: Context) -> Result<(), TaskError> {
+    note(low.0, cx).await
+}
+
+async fn abort(abort: Abort, cx: Context) -> Result<(), TaskError> {
+    let ledger = cx.data::<Ledger>();
+    ledger.note(&format!("abort {}", abort.number))?;
+    tokio::time::sleep(Duration::from_millis(abort.milliseconds)).await;
     std::process::abort();
+}
+
+async fn abort_low(low: AbortLow, cx: Context) -> Result<(), TaskError> {
+    abort(low.0, cx).await
 }
 
 async fn spin(_: Spin) {
@@ -76,7 +108,9 @@ async fn main() -> Result<()> {
         .open(setting("LEDGER")?)?;
     let mut registry = Registry::new();
     registry.register::<Note, _>(note)?;
+    registry.register::<NoteLow, _>(note_low)?;
     registry.register::<Abort, _>(abort)?;
+    registry.register::<AbortLow, _>(abort_low)?;
     let limits = TaskOptions::new()
         .soft_timeout(Duration::from_millis(500))
         .timeout(Duration::from_secs(1));

@@ -93,10 +93,13 @@ impl RedeliveryHistory {
             return RedeliveryCause::Done;
         }
         let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
-        let is_explained = self
-            .lost_at
-            .zip(received.stated_enqueued_at)
-            .is_some_and(|(lost_at, enqueued_at)| enqueued_at <= lost_at);
+        // One that was counted before is excused only by what is known of it alone: it may have killed the
+        // worker that held it while this process lost its connection.
+        let is_explained = received.crashes() == 0
+            && self
+                .lost_at
+                .zip(received.stated_enqueued_at)
+                .is_some_and(|(lost_at, enqueued_at)| enqueued_at <= lost_at);
         match was_returned || is_mass || is_explained {
             true => RedeliveryCause::Explained,
             false => RedeliveryCause::Unexplained,
@@ -381,6 +384,18 @@ mod tests {
             history.cause_of(&delivery(2, 70)),
             RedeliveryCause::Unexplained
         );
+    }
+
+    #[tokio::test]
+    async fn a_lost_connection_does_not_explain_a_message_whose_worker_died_before() {
+        let mut history = RedeliveryHistory::new(8);
+        let at = UNIX_EPOCH + Duration::from_secs(60);
+        history.lost(at, empty(), 0);
+        let mut counted = delivery(1, 50);
+        counted.message.as_mut().unwrap().crashes = 1;
+        assert_eq!(history.cause_of(&counted), RedeliveryCause::Unexplained);
+        history.returned(counted.key());
+        assert_eq!(history.cause_of(&counted), RedeliveryCause::Explained);
     }
 
     #[tokio::test]

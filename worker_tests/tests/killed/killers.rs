@@ -1,0 +1,151 @@
+//! Tasks that kill their worker.
+
+use std::time::Duration;
+
+use tierline::message::DeadReason;
+
+use crate::house::{House, PATIENCE, Worker, nothing};
+
+#[tokio::test]
+async fn a_task_that_aborts_its_process_ends_as_a_dead_letter_and_harms_no_neighbour_classic() {
+    let house = House::build("classic", 2).await;
+    house
+        .kills_only_itself("abort", &[DeadReason::CrashLoop])
+        .await;
+}
+
+#[tokio::test]
+async fn a_task_that_aborts_its_process_ends_as_a_dead_letter_and_harms_no_neighbour_quorum() {
+    let house = House::build("quorum", 2).await;
+    house
+        .kills_only_itself("abort", &[DeadReason::CrashLoop])
+        .await;
+}
+
+#[tokio::test]
+async fn a_killer_is_told_apart_from_all_who_are_suspected_with_it() {
+    for queue in ["classic", "quorum"] {
+        let house = House::build(queue, 2).await;
+        house.publish_notes(0..10, 10).await;
+        house.app.publish_named("abort", &nothing()).await.unwrap();
+        house.publish_notes(10..20, 10).await;
+        house.suspect(21, |_| 2).await;
+        house.outlives("abort", &[DeadReason::CrashLoop], 20).await;
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_never_yields_ends_as_a_dead_letter_and_harms_no_neighbour() {
+    let house = House::build("quorum", 2).await;
+    house
+        .kills_only_itself("spin", &[DeadReason::Hung, DeadReason::CrashLoop])
+        .await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_loses_nothing() {
+    let house = House::build("classic", 2).await;
+    house.publish_notes(0..300, 10).await;
+    let mut worker = house.worker().await;
+    house.until_ended(50).await;
+    worker.kill().await;
+    let mut worker = house.worker().await;
+    house.until_all_ended(300).await;
+    worker.kill().await;
+    let again = house.runs().values().filter(|runs| **runs > 1).count();
+    // What was in hand when it was killed: two per slot.
+    assert!(again <= 8, "{again} tasks ran twice");
+}
+
+/// How many runs a test makes of what happens by chance; `TIERLINE_TEST_RUNS` makes more.
+fn runs() -> usize {
+    let runs = std::env::var("TIERLINE_TEST_RUNS").ok();
+    runs.map_or(1, |runs| runs.parse().unwrap())
+}
+
+/// The most workers that a killer may cost.
+const MOST_DEATHS: usize = 6;
+
+#[tokio::test]
+async fn a_killer_is_a_dead_letter_and_no_neighbour_is_while_connections_are_cut() {
+    for run in 0..runs() {
+        let queue = ["classic", "quorum"][run % 2];
+        only_killers_die(queue, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn three_killers_in_two_tiers_are_dead_letters_and_no_neighbour_is() {
+    for run in 0..runs() {
+        let queue = ["quorum", "classic"][run % 2];
+        only_killers_die(queue, 3).await;
+    }
+}
+
+/// Two workers, each replaced when it dies, run killers among twenty neighbours. Their connections are cut while
+/// a killer runs.
+async fn only_killers_die(queue: &str, killers: u64) {
+    const NEIGHBOURS: u64 = 20;
+    let house = House::build(queue, 2).await;
+    let (url, proxy) = house.behind_a_proxy().await;
+    house.publish("note", 0..5, 20).await;
+    house.publish("note_low", 5..10, 20).await;
+    for killer in 0..killers {
+        let task = ["abort", "abort_low"][killer as usize % 2];
+        house.publish(task, killer..killer + 1, 100).await;
+    }
+    house.publish("note", 10..15, 20).await;
+    house.publish("note_low", 15..NEIGHBOURS, 20).await;
+    let grace = Duration::from_millis(1_500);
+    let mut workers: [Option<Worker>; 2] = [None, None];
+    let (mut deaths, mut cuts) = (0, 0);
+    let is_over = async {
+        loop {
+            for worker in &mut workers {
+                let has_ended = worker
+                    .as_mut()
+                    .is_none_or(|it| it.process.try_wait().unwrap().is_some());
+                if has_ended {
+                    *worker = Some(house.worker_at(&url, grace).await);
+                }
+            }
+            let seen: usize = house.deaths().values().sum();
+            // The second and the third run of a killer: one in its tier's queue, one from quarantine.
+            if seen > deaths && (2..=3).contains(&seen) {
+                proxy.reset();
+                cuts += 1;
+            }
+            deaths = seen;
+            let dead = house.dead_letters().await;
+            if dead >= killers && house.ended() as u64 >= NEIGHBOURS {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let is_over = tokio::time::timeout(PATIENCE, is_over).await;
+    assert!(
+        is_over.is_ok(),
+        "deaths {:?}, runs {:?}",
+        house.deaths(),
+        house.runs()
+    );
+    for worker in workers.iter_mut().flatten() {
+        worker.kill().await;
+    }
+    let dead = house.take_all_dead().await;
+    let copies: usize = dead.values().sum();
+    println!(
+        "{queue}: deaths of each killer {:?}, {cuts} cuts, {copies} dead letters of {} tasks",
+        house.deaths(),
+        dead.len()
+    );
+    let is_killer = |task: &str| task.starts_with("abort");
+    assert!(dead.keys().all(|(task, _)| is_killer(task)), "{dead:?}");
+    assert_eq!(dead.len() as u64, killers, "{dead:?}");
+    // A worker that dies between the confirm of a copy and its acknowledgement leaves two of a message.
+    let most = MOST_DEATHS * dead.values().max().unwrap();
+    for (killer, deaths) in house.deaths() {
+        assert!(deaths <= most, "killer {killer} cost {deaths} workers");
+    }
+}

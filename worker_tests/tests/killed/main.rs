@@ -1,0 +1,7 @@
+//! Tasks that kill their worker, workers that are killed, and workers that are asked to end.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod house;
+mod killers;
+mod shutdown;

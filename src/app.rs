@@ -362,7 +362,7 @@ impl Builder {
         #[cfg(feature = "postgres")]
         if let Some(database) = &database {
             let outcomes = Outcomes::start(database.clone(), topology.app());
-            observers.add(move |event| outcomes.hear(event));
+            observers.add(move |event| outcomes.handle(event));
         }
         let (answered, connection) = Connection::open_any(&urls, &name).await?;
         // Reconnecting begins with it.

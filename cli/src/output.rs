@@ -69,7 +69,7 @@ impl From<Error> for Failure {
 /// Prints clap's output: the requested help, or the error of the command line.
 pub(crate) fn misused(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
-    // If this cannot be printed, nobody can be told.
+    // A failed write is ignored: the exit code says the same.
     if !error.use_stderr() {
         let _ = write!(io::stdout(), "{text}");
         return ExitCode::SUCCESS;

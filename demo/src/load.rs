@@ -1,4 +1,4 @@
-//! What happens at the hotel in a night. The same seed gives the same night.
+//! The events of a night at the hotel. The same seed gives the same night.
 
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ pub(super) type RunResult = (OperationState, String);
 /// The result of a batch.
 struct Batch {
     confirmed: Vec<i64>,
-    /// Whether the redrive may go on.
+    /// Whether the redrive may continue.
     goes_on: bool,
     problem: Option<Error>,
 }

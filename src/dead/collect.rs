@@ -155,7 +155,7 @@ impl Collector {
         self
     }
 
-    /// Runs until `shutdown` completes. What is being written then is finished within five seconds.
+    /// Runs until `shutdown` completes. A batch that is being written then has five seconds to finish.
     pub async fn until(self, shutdown: impl Future<Output = ()>) {
         let (ended, ending) = tokio::sync::watch::channel(false);
         let working = pin!(self.run(Ending(ending)));

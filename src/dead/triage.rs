@@ -462,7 +462,7 @@ mod tests {
                 Box::pin(async move { (failing.count > 5).then(|| answer("classifier")) })
             });
         let sample = summary(Reason::Permanent, "no");
-        for (count, expected) in [(11, "rule"), (6, "classifier"), (1, "nothing tells")] {
+        for (count, expected) in [(11, "rule"), (6, "classifier"), (1, "no rule matches")] {
             let failing = Failing {
                 count,
                 ..failing(&sample)

@@ -40,7 +40,7 @@ async fn the_first_task_of_the_guide_runs() {
 fn the_map_of_the_readme_has_the_task_of_its_example() {
     let readme = page("README.md");
     let topology = tierline::Topology::parse(block(&readme, "# topology.toml")).unwrap();
-    assert_eq!(topology.route("sms.send_otp").unwrap().tier, "critical");
+    assert_eq!(topology.task("sms.send_otp").unwrap().tier, "critical");
     assert_eq!(topology.groups().len(), 2);
 }
 

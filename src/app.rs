@@ -18,7 +18,8 @@ use crate::publish::{Publisher, TraceContext};
 use crate::schedule::{Scheduler, Schedules};
 use crate::secret::Secret;
 use crate::task::{
-    AddedMiddleware, Data, Middleware, Publish, PublishRequest, Publishing, Receipt, Registry, Task,
+    AddedMiddleware, Data, Middleware, Publish, PublishBuilder, PublishRequest, Receipt, Registry,
+    Task,
 };
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
@@ -108,14 +109,14 @@ impl Tierline {
     }
 
     /// Publishes a task to the tier that the map gives it. Awaitable as it is, or with options.
-    pub fn publish<T: Task>(&self, payload: T) -> Publishing {
-        Publishing::new(Arc::new(self.publisher.clone()), &payload)
+    pub fn publish<T: Task>(&self, payload: T) -> PublishBuilder {
+        PublishBuilder::new(Arc::new(self.publisher.clone()), &payload)
     }
 
     /// Publishes a task by its name, for callers that have no type: gateways, schedules.
-    pub fn publish_named(&self, task: &str, payload: &Value) -> Publishing {
+    pub fn publish_named(&self, task: &str, payload: &Value) -> PublishBuilder {
         let request = PublishRequest::named(task, payload.to_string().into_bytes());
-        Publishing::of(Arc::new(self.publisher.clone()), request)
+        PublishBuilder::of(Arc::new(self.publisher.clone()), request)
     }
 
     /// Publishes many tasks, many at once, and gives each one's outcome in their order.
@@ -395,7 +396,7 @@ impl Builder {
         #[cfg(feature = "postgres")]
         if let Some(database) = &database {
             let outcomes = Outcomes::start(database.clone(), topology.app());
-            observers.add(move |event| outcomes.hear(event));
+            observers.add(move |event| outcomes.handle(event));
         }
         let (answered, connection) = Connection::open_any(&urls, &name).await?;
         // Reconnecting begins with it.

@@ -1,5 +1,6 @@
-// The README's links lead readers of the repository to files. Here the same words lead to items: of two
+// The README's links lead readers of the repository to files. Here the same link names lead to items: of two
 // definitions of a link, the first counts.
+#![doc = "[your first task]: guide::your_first_task"]
 #![doc = "[choosing tiers]: guide::choosing_tiers"]
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
@@ -8,14 +9,17 @@
 #![doc = "[deploying a new task]: guide::deploying_a_new_task"]
 #![doc = "[changing a topology]: guide::changing_a_topology"]
 #![doc = "[operating dead letters]: guide::operating_dead_letters"]
+#![doc = "[crashes and poison]: guide::crashes_and_poison"]
 #![doc = "[running on a cluster]: guide::running_on_a_cluster"]
 #![doc = "[coming from Celery]: guide::coming_from_celery"]
+#![doc = "[guarantees]: guide::guarantees"]
+#![doc = "[how it compares]: guide::how_it_compares"]
 #![doc = "[wire format]: message::wire"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 #![allow(
     clippy::test_attr_in_doctest,
-    reason = "the README shows a test to be copied"
+    reason = "the guide shows a test to be copied"
 )]
 
 pub mod guide;

@@ -74,7 +74,10 @@ async fn no_public_type_shows_a_credential() {
     shown.add("Connection", &connection);
     shown.add("Management", &Management::new(&management).unwrap());
     shown.add("Token", &Token::new(TOKEN).unwrap());
-    shown.add("Publishing", &app.publish_named("order.ship", &7.into()));
+    shown.add(
+        "PublishBuilder",
+        &app.publish_named("order.ship", &7.into()),
+    );
     let Err(missing) = DeadLetters::without_broker(topology, Database::new(&postgres).unwrap())
         .count(&Filter::default())
         .await

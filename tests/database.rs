@@ -168,7 +168,7 @@ async fn a_login_that_is_refused_is_told_from_a_statement_that_is() {
 #[test]
 fn every_migration_in_the_folder_is_embedded() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
-    let source = include_str!("../src/database/migrate.rs");
+    let source = include_str!("../src/postgres/migrate.rs");
     for file in std::fs::read_dir(folder).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
         assert!(source.contains(&name), "{name} is not in MIGRATIONS");

@@ -1,4 +1,4 @@
-//! The first task of the README, followed to the letter: a new crate from its blocks alone.
+//! The first task of the guide, followed exactly: a new crate from its blocks alone. And the map of the README.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,8 +15,8 @@ const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
 const PATIENCE: Duration = Duration::from_secs(900);
 
 #[tokio::test]
-async fn the_first_task_of_the_readme_runs() {
-    let hotel = Hotel::from_the_readme();
+async fn the_first_task_of_the_guide_runs() {
+    let hotel = Hotel::from_the_guide();
     hotel.cargo(&["build"]).await.must_succeed();
     assert_eq!(
         hotel.first_line().await,
@@ -36,24 +36,37 @@ async fn the_first_task_of_the_readme_runs() {
     assert!(tests.contains("1 task is not mapped to a tier"), "{tests}");
 }
 
-/// The crate of somebody who reads the README and copies.
+#[test]
+fn the_map_of_the_readme_has_the_task_of_its_example() {
+    let readme = page("README.md");
+    let topology = tierline::Topology::parse(block(&readme, "# topology.toml")).unwrap();
+    assert_eq!(topology.task("sms.send_otp").unwrap().tier, "critical");
+    assert_eq!(topology.groups().len(), 2);
+}
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(Path::new(REPOSITORY).join(path)).unwrap()
+}
+
+/// The code block that begins with this line.
+fn block<'p>(page: &'p str, title: &str) -> &'p str {
+    let mut blocks = page.split("\n```").filter_map(|part| part.split_once('\n'));
+    let found = blocks.find_map(|(_, block)| block.strip_prefix(title)?.strip_prefix('\n'));
+    found.unwrap_or_else(|| panic!("the page has no block {title:?}"))
+}
+
+/// The crate of a reader who copies the blocks of the guide.
 struct Hotel {
     folder: PathBuf,
 }
 
 impl Hotel {
-    fn from_the_readme() -> Self {
+    fn from_the_guide() -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("first_task");
         std::fs::create_dir_all(folder.join("src")).unwrap();
         let hotel = Self { folder };
-        let readme = std::fs::read_to_string(Path::new(REPOSITORY).join("README.md")).unwrap();
-        let block = |title: &str| {
-            let mut blocks = readme
-                .split("\n```")
-                .filter_map(|part| part.split_once('\n'));
-            let found = blocks.find_map(|(_, block)| block.strip_prefix(title)?.strip_prefix('\n'));
-            found.unwrap_or_else(|| panic!("the README has no block {title:?}"))
-        };
+        let guide = page("src/guide/your_first_task.md");
+        let block = |title: &str| block(&guide, title);
         let manifest = block("# Cargo.toml").replace("../tierline", REPOSITORY);
         // The reader's crate is beside the clone. Ours is inside it, and no member of its workspace.
         hotel.write("Cargo.toml", &format!("{manifest}\n[workspace]\n"));

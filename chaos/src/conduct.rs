@@ -22,21 +22,21 @@ use crate::world::World;
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How many processes may end by themselves before the first fault.
 const FALSE_STARTS: u32 = 5;
-/// How long it works undisturbed before the first fault, to see how fast that is, and after the last
+/// How long it works undisturbed before the first fault, to measure its throughput, and after the last
 /// one. In a short run it is less.
 const UNDISTURBED: Duration = Duration::from_secs(5);
-/// By when the system is to be as fast as before once a node is back; no longer is waited for it.
+/// How soon the system must reach its former throughput after a node's return; the run waits no longer.
 pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
-/// How long all may take to come to its end after the last fault.
+/// How long all tasks may take to end after the last fault.
 const DRAIN_LIMIT: Duration = Duration::from_secs(600);
-/// Empty queues, something missing, and no news for so long: it does not come any more. RabbitMQ
-/// tries again after three minutes to hand on a delayed message that it could not.
+/// If queues are empty, tasks are missing, and nothing changes for this long, they are lost. RabbitMQ
+/// retries after three minutes to forward a delayed message that it could not.
 const SILENCE: Duration = Duration::from_secs(240);
 
 /// How old the broker's numbers may be.
 const NUMBERS_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a run is asked for.
+/// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Order {
     pub(crate) seed: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Order {
     pub(crate) rate: u64,
 }
 
-/// A run under way.
+/// A run in progress.
 struct Run {
     order: Order,
     world: World,
@@ -54,7 +54,7 @@ struct Run {
     deletions: Vec<Deletion>,
 }
 
-/// Runs a plan, and gives what came of it.
+/// Runs a plan, and returns its report.
 pub(crate) async fn conduct(order: Order, plan: &Plan) -> Result<Report> {
     let folder = folder(&order)?;
     let world = World::start(order.nodes).await?;
@@ -93,7 +93,7 @@ pub(crate) async fn conduct(order: Order, plan: &Plan) -> Result<Report> {
 }
 
 impl Run {
-    /// Waits until everything works, and gives how fast it does.
+    /// Waits until everything works, and returns the throughput.
     async fn warm_up(&self) -> Result<f64> {
         let begin = Instant::now();
         while self.times()?.len() < self.order.rate as usize {
@@ -130,12 +130,12 @@ impl Run {
             report.add(step, happened);
         }
         self.world.heal().await?;
-        // The last fault has a time after it, too.
+        // The last fault has a quiet time after it, too.
         sleep(self.undisturbed()).await;
         Ok(())
     }
 
-    /// After the return of a node the next fault waits until the system is as fast as before.
+    /// After the return of a node the next fault waits until the throughput is as before.
     async fn until_recovered(&self, happened: &Happened, former: f64) -> Result<()> {
         let Some(accepted) = happened.accepted.last() else {
             return Ok(());
@@ -147,7 +147,7 @@ impl Run {
         Ok(())
     }
 
-    /// Ends whoever publishes, waits until all is done, and ends the workers. Whether nothing is left.
+    /// Stops the publishers, waits until all tasks have ended, and stops the workers. Returns whether all queues are empty.
     async fn drain(&mut self) -> Result<bool> {
         self.crew.end_publishing().await?;
         let begin = Instant::now();
@@ -173,12 +173,12 @@ impl Run {
             "drained {:.1} s after the last fault",
             begin.elapsed().as_secs_f64()
         );
-        // What a worker still holds shows when it gives it back.
+        // A worker's unacknowledged messages show when it returns them.
         self.crew.end_working().await?;
         self.until_empty().await
     }
 
-    /// Whether the queues are empty, as soon as the broker's numbers are new.
+    /// Whether the queues are empty, as soon as the broker's numbers are current.
     async fn until_empty(&self) -> Result<bool> {
         let begin = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! The processes of the system, started again whenever they end, as an init system would.
+//! The processes of the system, restarted whenever they end, as an init system would.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::roles::Role;
 
 /// The pause before a process that ended by itself is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
-/// How long a process that is asked to end may take. A worker's own limit is 32 s.
+/// How long a process may take to shut down. A worker's own limit is 32 s.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the crew finds everything.
+/// The addresses and folders of the processes.
 #[derive(Debug, Clone)]
 pub(crate) struct Surroundings {
     pub(crate) amqp: Vec<String>,
@@ -71,13 +71,13 @@ impl Crew {
         let _ = self.workers[worker].orders.send(Order::Pause(length));
     }
 
-    /// Ends whoever publishes.
+    /// Stops the publishers.
     pub(crate) async fn end_publishing(&mut self) -> Result<()> {
         self.producer.end().await?;
         self.scheduler.end().await
     }
 
-    /// Ends the workers, which give back what they have in hand.
+    /// Stops the workers, which return what they have prefetched.
     pub(crate) async fn end_working(&mut self) -> Result<()> {
         for worker in &mut self.workers {
             worker.end().await?;
@@ -85,7 +85,7 @@ impl Crew {
         Ok(())
     }
 
-    /// How often a process ended without being told to.
+    /// How often a process ended without being stopped.
     pub(crate) fn unasked_ends(&self) -> u32 {
         let others = [&self.producer, &self.collector, &self.scheduler];
         let all = self.workers.iter().chain(others);
@@ -101,7 +101,7 @@ enum Order {
     End,
 }
 
-/// Who keeps one process running.
+/// Keeps one process running.
 #[derive(Debug)]
 struct Keeper {
     name: String,
@@ -183,7 +183,7 @@ async fn keep(
                 }
                 Some(Order::End) | None => {
                     process.terminate()?;
-                    // A frozen one hears nothing.
+                    // A frozen process handles no signal.
                     process.resume()?;
                     // Dropped, it is killed.
                     let ended = timeout(END_LIMIT, process.ended()).await;

@@ -1,4 +1,4 @@
-//! Faults as they are done, and undone.
+//! Injects faults, and heals them.
 
 use std::time::{Duration, Instant};
 
@@ -12,32 +12,32 @@ use crate::plan::{Fault, Step, Trouble};
 use crate::verdict::Deletion;
 use crate::world::World;
 
-/// What a slow network adds to each piece that it carries.
+/// The delay that a slow network adds to each chunk.
 const SLOWNESS: Duration = Duration::from_millis(300);
-/// How long a fault is tried that the state of the broker does not allow yet.
+/// How long a fault is retried that the state of the broker does not allow yet.
 const TRY_LIMIT: Duration = Duration::from_secs(90);
 
-/// Has every channel of the broker be asked for a queue that is not there, as if its client had: the
-/// answer to that is the end of the channel with an error.
+/// Makes every channel of the broker declare a missing queue passively, as if its client had: the broker
+/// closes the channel with an error.
 const BREAK_CHANNELS: &str = "[Channel ! {'$gen_cast', {method, {'queue.declare', 0, <<\"none\">>, true, \
      false, false, false, false, []}, none, noflow}} || Channel <- rabbit_channel:list()].";
 
-/// What was done, and when.
+/// The faults of a step, and their times.
 #[derive(Debug, Default)]
 pub(crate) struct Happened {
     pub(crate) begin: Millis,
     pub(crate) end: Millis,
-    /// When nodes that were gone took connections again.
+    /// When nodes that were gone accepted connections again.
     pub(crate) accepted: Vec<Millis>,
     pub(crate) deletions: Vec<Deletion>,
     pub(crate) notes: Vec<String>,
-    /// Whether what was to happen beside it could not be done.
+    /// Whether the second fault of the step could not be injected.
     pub(crate) is_beside_undone: bool,
-    /// Why the fault could not be done, or not be undone.
+    /// Why the fault could not be injected, or not be healed.
     pub(crate) failed: Option<anyhow::Error>,
 }
 
-/// Does what a step says. When it is over, all is healed, unless it failed.
+/// Runs a step. Afterwards everything is healed, unless the step failed.
 pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Happened {
     let begin = now();
     let beside = async {
@@ -62,7 +62,7 @@ pub(crate) async fn happen(world: &World, crew: &Crew, step: &Step) -> Happened 
     happened
 }
 
-/// A broker that is down closes no connections: then they are closed the moment it is back.
+/// A broker that is down closes no connections: they are closed the moment it is back.
 async fn insist(world: &World, crew: &Crew, fault: &Fault) -> Happened {
     let begin = Instant::now();
     loop {
@@ -98,7 +98,7 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
             crew.pause(worker, Duration::from_secs(seconds));
         }
         Fault::NodeLost { node, seconds } => {
-            // What is gone is on record, also where the rest fails.
+            // The deletion is recorded even if the rest fails.
             happened.failed = lose(world, node, seconds, &mut happened).await.err();
         }
         Fault::NodeKilled { node, seconds } => {
@@ -139,7 +139,7 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
         }
         Fault::QueueDeleted { tier } => {
             let held = world.delete_queue(tier).await?;
-            // From here on no error may have it be deleted again: it would not be on record.
+            // After this, an error must not delete it again: that deletion would not be recorded.
             happened.gone(world, tier, now(), held).await;
         }
         Fault::PostgresStopped { crash, seconds } => {
@@ -170,7 +170,7 @@ async fn do_to(world: &World, crew: &Crew, fault: &Fault) -> Result<Happened> {
 }
 
 impl Happened {
-    /// The queue of a tier is gone since then, with so many messages; waits until it is declared again.
+    /// Records that the queue of a tier is gone, with its number of messages; waits until it is declared again.
     async fn gone(&mut self, world: &World, tier: &str, at: Millis, held: u64) {
         let back = match is_back(world, tier).await {
             true => "it is back",
@@ -183,8 +183,8 @@ impl Happened {
     }
 }
 
-/// Ends a node and all that it has on its disk. What an operator does then: the others forget it, so
-/// that its classic queues can be declared again, and a new one takes its place.
+/// Removes a node with its disk. Then it does what an operator would: the others forget the node, so
+/// that its classic queues can be declared again, and a new one replaces it.
 async fn lose(world: &World, node: usize, seconds: u64, happened: &mut Happened) -> Result<()> {
     let gone = world.only_on(node).await?;
     let (lost, other) = (
@@ -205,7 +205,7 @@ async fn lose(world: &World, node: usize, seconds: u64, happened: &mut Happened)
     Ok(())
 }
 
-/// Does something on the first node that can: each speaks for the whole cluster.
+/// Runs a command on the first node that can: each speaks for the whole cluster.
 async fn on_any(world: &World, work: impl AsyncFn(&Node) -> Result<()>) -> Result<()> {
     let mut failed = None;
     for node in world.nodes() {
@@ -223,7 +223,7 @@ async fn kill(node: &Node, seconds: u64) -> Result<Millis> {
     start(node).await
 }
 
-/// Starts a node. When it took connections, which is before all of it has started.
+/// Starts a node. Returns when it accepted connections, which is before it has fully started.
 async fn start(node: &Node) -> Result<Millis> {
     let accepting = async {
         node.until_accepting().await?;
@@ -233,7 +233,7 @@ async fn start(node: &Node) -> Result<Millis> {
     Ok(accepted)
 }
 
-/// Waits until the system has declared a tier's queue again. Whether it has.
+/// Waits until the system has declared a tier's queue again. Returns whether it has.
 async fn is_back(world: &World, tier: &str) -> bool {
     let begin = Instant::now();
     while !world.has_queue(tier).await.unwrap_or(false) {
@@ -242,7 +242,7 @@ async fn is_back(world: &World, tier: &str) -> bool {
         }
         sleep(Duration::from_millis(200)).await;
     }
-    // Else a kill of its node within half a second would cost it.
+    // Otherwise a kill of its node within half a second would lose it.
     let _ = world.flush_declarations().await;
     true
 }

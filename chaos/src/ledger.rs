@@ -1,6 +1,6 @@
-//! What the system did, written down outside of it: a file for each process, a line for each fact.
+//! The record outside of the system: a file for each process, a line for each fact.
 //!
-//! A line is one write to a file opened for appending. Once the call is over the kernel has it, so it
+//! A line is one write to a file opened for appending. After the call the kernel has it, so it
 //! survives the `kill -9` of its writer.
 
 use std::fs::{self, File, OpenOptions};
@@ -29,11 +29,11 @@ pub(crate) enum Fact {
     Confirmed { tier: String, sent: Millis },
     /// A publish ended in an error.
     Refused { why: String },
-    /// A handler did its work. Written before it says so.
+    /// A handler did its work. Written before the handler returns.
     Ran { tier: String },
-    /// A handler failed, as it was told to.
+    /// A handler failed on purpose.
     Failed,
-    /// A worker found that it came too late.
+    /// A worker found that it had expired.
     Expired,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Entry {
     pub(crate) fact: Fact,
 }
 
-/// Where a process writes.
+/// The ledger file of a process.
 #[derive(Debug)]
 pub(crate) struct Ledger(File);
 
@@ -66,7 +66,7 @@ impl Ledger {
     }
 }
 
-/// All that was written in the files of a folder whose names end with `.ledger`, in order of time.
+/// All entries of the files in a folder whose names end with `.ledger`, in order of time.
 pub(crate) fn read(folder: &Path) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     for file in fs::read_dir(folder)? {

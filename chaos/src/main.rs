@@ -1,5 +1,5 @@
-//! Faults against a producer, workers, a collector and a scheduler that work all the time, and a
-//! ledger outside of them that says what became of every task that was confirmed.
+//! Injects faults into a running system of a producer, workers, a collector and a scheduler. A ledger
+//! outside of it records the end of every confirmed task.
 //!
 //! `cargo xtask chaos [--seed N] [--nodes 1|3] [--minutes M] [--record]`
 
@@ -26,8 +26,8 @@ use clap::Parser;
 use conduct::Order;
 use plan::Plan;
 
-/// A bounded, seeded run of faults. Ends with 1 if anything confirmed was lost, or did not come to
-/// its end.
+/// A bounded, seeded run of faults. Exits with 1 if a confirmed task was lost, or did not
+/// end.
 #[derive(Debug, Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -39,35 +39,35 @@ struct Arguments {
 
 #[derive(Debug, clap::Args)]
 struct Run {
-    /// Decides the faults, their order and their moments.
+    /// Decides the faults, their order and their times
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A single node (1) or a cluster (3); both, one after the other, unless said.
+    /// A single node (1) or a cluster (3) [default: both, one after the other]
     #[arg(long)]
     nodes: Option<usize>,
-    /// How long a run lasts, about. From two minutes on it has every kind of fault.
+    /// The duration of a run, about. From two minutes on it has every kind of fault
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
-    /// Keeps only the steps of the plan whose text contains this, to look into one kind of fault.
+    /// Run only the steps of the plan whose text contains this
     #[arg(long)]
     only: Option<String>,
-    /// Only prints the plan.
+    /// Only print the plan
     #[arg(long)]
     plan: bool,
-    /// How many tasks a second the producer publishes.
+    /// How many tasks a second the producer publishes
     #[arg(long, default_value_t = 100)]
     rate: u64,
-    /// A file with a table of runs, in which this one is to appear.
+    /// A file with a table of runs, to which this run is added
     #[arg(long)]
     record: Option<PathBuf>,
-    /// A file with marks between which the sum of that table is to appear.
+    /// A file with marks, between which the totals of that table are written
     #[arg(long, requires = "record")]
     summary: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Part {
-    /// Plays a part in the system under attack.
+    /// Play a role in the system under test
     #[command(hide = true)]
     Play(roles::Part),
 }

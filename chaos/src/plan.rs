@@ -1,4 +1,4 @@
-//! What is done to the system and when: pure, and the same for the same seed.
+//! The plan of faults: pure, and the same for the same seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::random::Random;
 use crate::roles::TIERS;
 
-/// A fault. Each heals what it broke before it is over, at the latest after the seconds it names.
+/// A fault. Each heals itself, at the latest after the seconds it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// `kill -9` of one of the crew, which is started again at once.
+    /// `kill -9` of a process, which is restarted at once.
     Killed(Member),
-    /// `SIGSTOP` of a worker, until after the broker has given it up. Nobody waits for its end.
+    /// `SIGSTOP` of a worker, until the broker has closed its connection. The run does not wait for its end.
     WorkerPaused { worker: usize, seconds: u64 },
     /// `kill -9` of a node; it comes back after a while.
     NodeKilled { node: usize, seconds: u64 },
@@ -28,13 +28,13 @@ pub(crate) enum Fault {
     ConnectionsClosed,
     /// The broker closes all channels with an error.
     ChannelErrors,
-    /// A node stops reading from who publishes.
+    /// A memory alarm: a node stops reading from publishers.
     MemoryAlarm { node: usize, seconds: u64 },
-    /// A tier's queue is deleted with what is in it.
+    /// A tier's queue is deleted with its messages.
     QueueDeleted { tier: &'static str },
     /// Postgres is shut down, or crashes.
     PostgresStopped { crash: bool, seconds: u64 },
-    /// The way to all nodes, or to one, or to Postgres is disturbed.
+    /// The network to all nodes, or to one, or to Postgres is disturbed.
     Network {
         trouble: Trouble,
         way: Way,
@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     },
 }
 
-/// Who can be killed.
+/// A process that can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Member {
     Worker(usize),
@@ -54,7 +54,7 @@ pub(crate) enum Member {
 /// How many workers there are.
 pub(crate) const WORKERS: usize = 2;
 
-/// What a network does.
+/// The disturbance of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     Cut,
@@ -63,7 +63,7 @@ pub(crate) enum Trouble {
     Slow,
 }
 
-/// Which connections are disturbed.
+/// The connections that are disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     AllNodes,
@@ -71,7 +71,7 @@ pub(crate) enum Way {
     Postgres,
 }
 
-/// A fault, the quiet before it, and what happens beside it so much later.
+/// A fault, the quiet time before it, and a second fault during it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) quiet: Duration,
@@ -79,22 +79,22 @@ pub(crate) struct Step {
     pub(crate) beside: Option<(Duration, Fault)>,
 }
 
-/// All of a run.
+/// The steps of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
 }
 
-/// From here on a run is long enough for every kind of fault.
+/// From this duration on a run has every kind of fault.
 const FULL: Duration = Duration::from_secs(120);
-/// How long a node takes to come back, for the sum.
+/// How long a node takes to come back, for the estimate.
 const NODE_START: u64 = 9;
-/// Below this there is no time for anything else.
+/// Below this there is no time for another fault.
 const SHORTEST: u64 = 6;
 
 impl Plan {
     /// Every kind of fault once, in an order that the seed decides, and then again until the time is
-    /// used up. A shorter run has those for which there is time. A cluster loses a node at the end.
+    /// used up. A shorter run has those that fit. A cluster loses a node at the end.
     pub(crate) fn new(seed: u64, nodes: usize, length: Duration) -> Plan {
         let mut random = Random::new(seed);
         let is_full = length >= FULL;
@@ -137,7 +137,7 @@ impl Plan {
     }
 }
 
-/// Faults that last, in any order.
+/// Faults with a duration, in any order.
 fn heavies(random: &mut Random, nodes: usize, pause: u64) -> Vec<Fault> {
     let mut short = || random.between(2, 6).min(pause);
     let seconds = [short(), short(), short(), short(), short(), short()];
@@ -194,7 +194,7 @@ fn heavies(random: &mut Random, nodes: usize, pause: u64) -> Vec<Fault> {
     faults
 }
 
-/// A node that is gone with its disk, and a worker with it.
+/// The loss of a node with its disk, and the kill of a worker with it.
 fn loss(random: &mut Random, nodes: usize) -> Step {
     let worker = Fault::Killed(Member::Worker(random.below(WORKERS)));
     Step {
@@ -207,7 +207,7 @@ fn loss(random: &mut Random, nodes: usize) -> Step {
     }
 }
 
-/// Faults of a moment, which happen beside those that last.
+/// Momentary faults, which happen during those with a duration.
 fn lights(random: &mut Random) -> Vec<Fault> {
     let tier = random.one_of(&TIERS);
     let worker = random.below(WORKERS);
@@ -239,7 +239,7 @@ fn take_fitting(lights: &mut Vec<Fault>, heavy: &Fault) -> Option<Fault> {
 }
 
 impl Fault {
-    /// Whether nodes come back in it, and the time until all goes well again is of interest.
+    /// Whether nodes come back in it, so that the recovery time is of interest.
     pub(crate) fn ends_nodes(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! How well the work went on: pure, over the times at which tasks ended.
+//! Measures progress: pure, over the times at which tasks ended.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use crate::ledger::Millis;
 
 /// The share of the former throughput that counts as recovered.
 const RECOVERED: f64 = 0.9;
-/// Over how long throughput is taken.
+/// The window over which throughput is measured.
 const WINDOW: Millis = 1_000;
 
-/// The longest time without an end of a task between `from` and `to`. `times` are sorted.
+/// The longest time between `from` and `to` in which no task ended. `times` are sorted.
 pub(crate) fn longest_gap(times: &[Millis], from: Millis, to: Millis) -> Duration {
     let inside = within(times, from, to);
     let mut last = from;
@@ -21,13 +21,13 @@ pub(crate) fn longest_gap(times: &[Millis], from: Millis, to: Millis) -> Duratio
     Duration::from_millis(longest)
 }
 
-/// Ends of tasks a second.
+/// Ended tasks per second.
 pub(crate) fn rate(times: &[Millis], from: Millis, to: Millis) -> f64 {
     let span = to.saturating_sub(from).max(1);
     within(times, from, to).len() as f64 * 1_000.0 / span as f64
 }
 
-/// How long after `since` the first second was over in which the work went at 0.9 of `former`.
+/// How long after `since` the throughput first reached 0.9 of `former` for a second.
 pub(crate) fn recovery(
     times: &[Millis],
     since: Millis,

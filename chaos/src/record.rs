@@ -1,4 +1,4 @@
-//! The table of what was run on what, which runs write themselves, and the sum of it in the README.
+//! The table of runs, which the runs write themselves, and its totals in the README.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ broker, nodes, seed and length. Times depend on the machine and on what else it 
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
-/// Puts a run into the table of a file, which is made if it is not there, and the sum of that table
+/// Adds a run to the table of a file, which is created if missing, and writes the totals of that table
 /// between the two [`MARKS`] of another.
 pub(crate) fn record(table: &Path, summary: Option<&Path>, report: &Report) -> Result<()> {
     let old = fs::read_to_string(table).unwrap_or_default();
@@ -74,8 +74,8 @@ fn row(report: &Report) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The file with one more row, or with one in place of that of the same run. What follows the table
-/// under a heading of its own stays.
+/// The file with one more row, or with a row replaced if it is the same run. Text after the table
+/// under its own heading stays.
 fn with_row(old: &str, row: &str) -> String {
     let (old, rest) = old.split_at(old.find("\n## ").unwrap_or(old.len()));
     let mut rows: Vec<&str> = rows(old).filter(|line| key(line) != key(row)).collect();
@@ -93,7 +93,7 @@ fn cells(row: &str) -> Vec<&str> {
     row.trim_matches(['|', ' ']).split(" | ").collect()
 }
 
-/// Broker, nodes, seed and length of a row, in an order in which 10 comes after 9.
+/// Broker, nodes, seed and length of a row, as a key that sorts 10 after 9.
 fn key(row: &str) -> Vec<(u64, String)> {
     let cells = cells(row).into_iter().take(4);
     let sortable = |cell: &str| {
@@ -103,7 +103,7 @@ fn key(row: &str) -> Vec<(u64, String)> {
     cells.map(sortable).collect()
 }
 
-/// Between these lines is the sum of all runs.
+/// The marks around the totals of all runs.
 const MARKS: [&str; 2] = ["<!-- chaos -->\n", "<!-- /chaos -->\n"];
 
 const SUM_HEAD: &str = "\
@@ -151,7 +151,7 @@ fn sum(table: &str) -> String {
         sum.lost += number(11) as u64;
         sum.is_drained &= !cell(11).contains("not drained");
         sum.standstill = sum.standstill.max(number(12));
-        // A run in which no node went has none.
+        // A run in which no node went down has none.
         if cell(13) != "-" {
             let recovery = cell(13).strip_prefix("at most ").map(leading_number);
             sum.recovery = sum.recovery.zip(recovery).map(|(a, b)| a.max(b));
@@ -193,7 +193,7 @@ fn leading_number(cell: &str) -> f64 {
     text[..end.unwrap_or(text.len())].parse().unwrap_or(0.0)
 }
 
-/// The file with this between the marks, if it has them.
+/// The file with this text between the marks, if it has them.
 fn with_summary(old: &str, summary: &str) -> Option<String> {
     let (before, rest) = old.split_once(MARKS[0])?;
     let (_, after) = rest.split_once(MARKS[1])?;

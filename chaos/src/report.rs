@@ -1,4 +1,4 @@
-//! What a run has to tell.
+//! The report of a run.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::plan::Step;
 use crate::progress::{longest_gap, recovery};
 use crate::verdict::Verdict;
 
-/// How many of the lost are shown.
+/// How many lost tasks are shown.
 const SHOWN: usize = 20;
 
-/// All that a run has shown.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) order: Order,
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     steps: Vec<(Step, Happened)>,
     /// When tasks ended, sorted.
     pub(crate) times: Vec<Millis>,
-    /// When publishing was ended.
+    /// When publishing stopped.
     pub(crate) end: Millis,
     pub(crate) length: Duration,
     pub(crate) is_drained: bool,
@@ -51,9 +51,9 @@ impl Report {
         self.steps.push((step.clone(), happened));
     }
 
-    /// Whether nothing was lost, nobody condemned, and all came to its end.
+    /// Whether no task was lost, none is a false crash loop, and all ended.
     pub(crate) fn is_well(&self) -> bool {
-        self.is_drained && self.verdict.lost.is_empty() && self.verdict.condemned == 0
+        self.is_drained && self.verdict.lost.is_empty() && self.verdict.crash_loops == 0
     }
 
     pub(crate) fn faults(&self) -> usize {
@@ -64,13 +64,13 @@ impl Report {
         self.steps.len() + beside.count() - self.failed()
     }
 
-    /// Faults that could not be done, or not be undone, as they were meant.
+    /// Faults that could not be injected or healed as planned.
     fn failed(&self) -> usize {
         let failed = |(_, happened): &&(Step, Happened)| happened.failed.is_some();
         self.steps.iter().filter(failed).count()
     }
 
-    /// The longest time without an end of a task after each fault.
+    /// The longest time without progress after each fault.
     fn gaps(&self) -> impl Iterator<Item = (&Step, Duration)> {
         self.steps
             .iter()
@@ -85,8 +85,8 @@ impl Report {
         self.gaps().max_by_key(|(_, gap)| *gap)
     }
 
-    /// How long after each return of a node the work went at 0.9 of what it was before, if it did.
-    /// During a rolling restart only the last one counts: before, the next node goes.
+    /// How long after each return of a node the throughput reached 0.9 of what it was before, if it did.
+    /// During a rolling restart only the last one counts: before, the next node goes down.
     pub(crate) fn recoveries(&self) -> Vec<(&Step, Option<Duration>)> {
         let steps = self.steps.iter().enumerate();
         let returned = steps.filter_map(|(number, (step, happened))| {
@@ -143,8 +143,8 @@ impl fmt::Display for Report {
             repeated,
             too_many,
             dead,
-            condemned,
-            innocent,
+            crash_loops,
+            unexpected,
             expired,
             slowest,
             unconfirmed,
@@ -171,11 +171,14 @@ impl fmt::Display for Report {
             "  more than once      {repeated:>7} ({too_many} runs too many)"
         )?;
         writeln!(out, "  dead-lettered       {dead:>7}")?;
-        if !innocent.is_empty() {
-            writeln!(out, "    not told to fail: {innocent:?}")?;
+        if !unexpected.is_empty() {
+            writeln!(out, "    not meant to fail: {unexpected:?}")?;
         }
-        if *condemned > 0 {
-            writeln!(out, "    CONDEMNED although no task kills: {condemned}")?;
+        if *crash_loops > 0 {
+            writeln!(
+                out,
+                "    FALSE CRASH LOOPS (no task kills its worker): {crash_loops}"
+            )?;
         }
         writeln!(out, "  expired             {expired:>7}")?;
         writeln!(out, "  gone with a queue   {deleted:>7}")?;
@@ -186,7 +189,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(out, "  ran unconfirmed     {unconfirmed:>7}")?;
         writeln!(out, "  publish errors      {refused:?}")?;
-        writeln!(out, "  restarts unasked    {:>7}", self.unasked_ends)?;
+        writeln!(out, "  unplanned restarts  {:>7}", self.unasked_ends)?;
         writeln!(out, "  drained             {:>7}", self.is_drained)?;
         writeln!(out, "  LOST                {:>7}", lost.len())?;
         for lost in lost.iter().take(SHOWN) {

@@ -1,4 +1,4 @@
-//! What became of every task that was confirmed: pure.
+//! Accounts for every confirmed task: pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use crate::ledger::{Entry, Fact, Millis};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deletion {
     pub(crate) tier: String,
-    /// When it was gone.
+    /// When it was deleted.
     pub(crate) at: Millis,
     /// How many messages the broker said were in it.
     pub(crate) held: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Letter {
     pub(crate) reason: String,
 }
 
-/// Everything that is known at the end of a run.
+/// The evidence at the end of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
     pub(crate) entries: Vec<Entry>,
@@ -30,36 +30,35 @@ pub(crate) struct Evidence {
     pub(crate) deletions: Vec<Deletion>,
 }
 
-/// Where all that was confirmed has gone.
+/// The account of all confirmed tasks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) confirmed: usize,
     /// Confirmed tasks that ran to their end at least once.
     pub(crate) executed: usize,
-    /// Tasks that ran to their end more than once, and how many runs too many that makes.
+    /// Tasks that ran to their end more than once, and the number of surplus runs.
     pub(crate) repeated: usize,
     pub(crate) too_many: usize,
     /// Confirmed tasks in the log of dead letters that never ran to their end.
     pub(crate) dead: usize,
-    /// Dead letters of tasks with which workers were said to have died. No task of ours kills its worker,
-    /// so this must be nothing.
-    pub(crate) condemned: usize,
-    /// Of all dead letters, those that were not told to fail: task and reason.
-    pub(crate) innocent: BTreeMap<String, usize>,
+    /// Dead letters with the reason `crash loop`. No task kills its worker, so there must be none.
+    pub(crate) crash_loops: usize,
+    /// Dead letters of tasks that were not meant to fail: task and reason.
+    pub(crate) unexpected: BTreeMap<String, usize>,
     pub(crate) expired: usize,
     /// The longest time from a confirm to the end of the first run, in milliseconds.
     pub(crate) slowest: Millis,
-    /// Tasks that ran although their publish had ended in an error, or nobody heard of its end.
+    /// Tasks that ran although their publish ended in an error, or its end is unknown.
     pub(crate) unconfirmed: usize,
     /// Publishes that ended in an error, by its kind.
     pub(crate) refused: BTreeMap<String, usize>,
-    /// What sat in a queue that is gone.
+    /// Tasks in a queue that was deleted.
     pub(crate) deleted: usize,
-    /// Everything else, which must be nothing.
+    /// All others: there must be none.
     pub(crate) lost: Vec<Lost>,
 }
 
-/// A confirmed task of which nothing was heard again.
+/// A confirmed task without an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) id: String,
@@ -68,20 +67,20 @@ pub(crate) struct Lost {
     pub(crate) failed: bool,
 }
 
-/// How much later than a deletion a confirm may be written down of what was in the queue, or on its
-/// way to it: RabbitMQ confirms that too. A disturbed network holds confirms back for up to 6 s.
+/// How long after a deletion the ledger may record a confirm of a message that was in the queue, or on
+/// its way to it: RabbitMQ confirms that too. A disturbed network delays confirms for up to 6 s.
 const WRITTEN_AFTER: Millis = 8_000;
-/// How much earlier than a deletion a task may have been sent that was in the queue. What was missing
-/// before was lost in another way.
+/// How long before a deletion a task may have been sent that was in the queue. An older missing task was
+/// lost in another way.
 const SENT_BEFORE: Millis = 60_000;
-/// What a deleted queue held beyond what the broker counts: deliveries in the hands of two workers
-/// (40 slots' worth in a quorum tier) and publishes under way.
-const IN_HAND: u64 = 50;
+/// Messages of a deleted queue beyond the broker's count: unacknowledged deliveries of two workers
+/// (40 slots' worth in a quorum tier) and publishes in flight.
+const UNACKNOWLEDGED: u64 = 50;
 
-/// The reason of a dead letter with which workers died.
+/// The reason of a dead letter whose workers died.
 const CRASHED: &str = "crash loop";
 
-/// Holds what was confirmed against what was done.
+/// Compares confirmed tasks with ended ones.
 pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let mut verdict = Verdict::default();
     let mut confirmed: BTreeMap<&str, (Millis, &str, Millis)> = BTreeMap::new();
@@ -104,7 +103,7 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
         }
     }
     let dead: HashSet<&str> = evidence.letters.iter().map(|it| it.id.as_str()).collect();
-    let mut graves = Graves::new(&evidence.deletions);
+    let mut deleted_queues = DeletedQueues::new(&evidence.deletions);
     verdict.confirmed = confirmed.len();
     for (id, (at, tier, sent)) in &confirmed {
         if let Some(first) = first_run.get(id) {
@@ -114,7 +113,7 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
             verdict.dead += 1;
         } else if expired.contains(id) {
             verdict.expired += 1;
-        } else if graves.take(tier, *sent, *at) {
+        } else if deleted_queues.take(tier, *sent, *at) {
             verdict.deleted += 1;
         } else {
             verdict.lost.push(Lost {
@@ -129,34 +128,34 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     verdict.repeated = ran.values().filter(|runs| **runs > 1).count();
     verdict.too_many = ran.values().map(|runs| runs - 1).sum();
     let crashed = evidence.letters.iter().filter(|it| it.reason == CRASHED);
-    verdict.condemned = crashed.count();
+    verdict.crash_loops = crashed.count();
     for letter in evidence.letters.iter().filter(|it| it.task != "doomed") {
         let what = format!("{} ({})", letter.task, letter.reason);
-        *verdict.innocent.entry(what).or_default() += 1;
+        *verdict.unexpected.entry(what).or_default() += 1;
     }
     verdict
 }
 
-/// The deleted queues, and how much more each of them can have held.
-struct Graves<'a>(Vec<(&'a Deletion, u64)>);
+/// The deleted queues, and how many more tasks each of them can account for.
+struct DeletedQueues<'a>(Vec<(&'a Deletion, u64)>);
 
-impl<'a> Graves<'a> {
+impl<'a> DeletedQueues<'a> {
     fn new(deletions: &'a [Deletion]) -> Self {
-        let room = |deletion: &'a Deletion| (deletion, deletion.held + IN_HAND);
-        Self(deletions.iter().map(room).collect())
+        let capacity = |deletion: &'a Deletion| (deletion, deletion.held + UNACKNOWLEDGED);
+        Self(deletions.iter().map(capacity).collect())
     }
 
     /// Whether a task may have been in one of them.
     fn take(&mut self, tier: &str, sent: Millis, confirmed: Millis) -> bool {
-        let fits = |(deletion, room): &&mut (&Deletion, u64)| {
+        let fits = |(deletion, capacity): &&mut (&Deletion, u64)| {
             deletion.tier == tier
                 && (deletion.at.saturating_sub(SENT_BEFORE)..=deletion.at).contains(&sent)
                 && confirmed <= deletion.at + WRITTEN_AFTER
-                && *room > 0
+                && *capacity > 0
         };
         match self.0.iter_mut().find(fits) {
-            Some((_, room)) => {
-                *room -= 1;
+            Some((_, capacity)) => {
+                *capacity -= 1;
                 true
             }
             None => false,
@@ -287,19 +286,19 @@ mod tests {
 
     #[test]
     fn a_task_that_is_said_to_have_killed_workers_is_counted() {
-        let mut condemned = letter("told to fail", "doomed");
-        condemned.reason = CRASHED.to_owned();
+        let mut crash_loops = letter("told to fail", "doomed");
+        crash_loops.reason = CRASHED.to_owned();
         let verdict = judge(&Evidence {
-            letters: vec![condemned, letter("other", "doomed")],
+            letters: vec![crash_loops, letter("other", "doomed")],
             ..Evidence::default()
         });
-        assert_eq!(verdict.condemned, 1);
+        assert_eq!(verdict.crash_loops, 1);
     }
 
     #[test]
     fn a_deleted_queue_excuses_no_more_than_it_can_have_held() {
         let mut entries = Vec::new();
-        for number in 0..=IN_HAND + 3 {
+        for number in 0..=UNACKNOWLEDGED + 3 {
             entries.push(confirmed(&number.to_string(), "normal", 900));
         }
         let verdict = judge(&Evidence {
@@ -311,7 +310,7 @@ mod tests {
             }],
             ..Evidence::default()
         });
-        assert_eq!(verdict.deleted as u64, IN_HAND + 3);
+        assert_eq!(verdict.deleted as u64, UNACKNOWLEDGED + 3);
         assert_eq!(verdict.lost.len(), 1);
     }
 
@@ -322,7 +321,7 @@ mod tests {
             letters: vec![letter("good", "usual"), letter("other", "doomed")],
             ..Evidence::default()
         });
-        assert_eq!(verdict.innocent["usual (retries exhausted)"], 1);
-        assert_eq!(verdict.innocent.len(), 1);
+        assert_eq!(verdict.unexpected["usual (retries exhausted)"], 1);
+        assert_eq!(verdict.unexpected.len(), 1);
     }
 }

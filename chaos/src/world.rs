@@ -1,4 +1,4 @@
-//! The servers, and the bad network between them and their clients.
+//! The servers, and the disturbed network between them and their clients.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::plan::Way;
 use crate::roles::TIERS;
 use crate::verdict::Letter;
 
-/// How long a server may take to answer a question of ours.
+/// How long a server may take to answer a query.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
-/// Everything that faults are done to.
+/// The targets of faults.
 #[derive(Debug)]
 pub(crate) struct World {
     brokers: Brokers,
-    /// One before each node.
+    /// The proxy before each node.
     proxies: Vec<Proxy>,
     pub(crate) postgres: Postgres,
     database: Option<Database>,
@@ -86,7 +86,7 @@ impl World {
     /// The tiers whose queue is on this node alone, and how many messages are in each.
     pub(crate) async fn only_on(&self, node: usize) -> Result<Vec<(&'static str, u64)>> {
         let node = self.node(node);
-        // In JSON a process has no node in its name.
+        // In JSON the name of a process lacks its node.
         let list = ["list_queues", "name", "type", "pid", "messages"];
         let listed = node.rabbitmqctl(&list).await?;
         let held = |tier: &str| {
@@ -103,26 +103,26 @@ impl World {
         Ok(held.collect())
     }
 
-    /// The ways to the nodes that clients take.
+    /// The addresses of the nodes for clients.
     pub(crate) fn amqp_urls(&self) -> Vec<String> {
         let url = |proxy: &Proxy| format!("amqp://guest:guest@127.0.0.1:{}", proxy.port());
         self.proxies.iter().map(url).collect()
     }
 
-    /// The way to the database that clients take.
+    /// The address of the database for clients.
     pub(crate) fn database_url(&self) -> Result<String> {
         let direct = self.direct_database_url()?;
         let (old, new) = (self.postgres.port(), self.database_proxy.port());
         Ok(direct.replacen(&format!(":{old}/"), &format!(":{new}/"), 1))
     }
 
-    /// The way to the database past the bad network.
+    /// The address of the database past the proxy.
     pub(crate) fn direct_database_url(&self) -> Result<&str> {
         let database = self.database.as_ref();
         Ok(database.context("the database is there")?.url())
     }
 
-    /// Makes a part of the network so.
+    /// Disturbs a part of the network.
     pub(crate) fn disturb(&self, way: Way, network: Network) {
         match way {
             Way::AllNodes => self.proxies.iter().for_each(|proxy| proxy.set(network)),
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Whatever a fault has left behind, all is well afterwards.
+    /// Heals everything that a fault may have left behind.
     pub(crate) async fn heal(&self) -> Result<()> {
         self.disturb(Way::AllNodes, Network::Good);
         self.disturb(Way::Postgres, Network::Good);
@@ -143,7 +143,7 @@ impl World {
         self.postgres.start().await
     }
 
-    /// Has the nodes write down which quorum queues they have.
+    /// Makes the nodes persist which quorum queues they have.
     pub(crate) async fn flush_declarations(&self) -> Result<()> {
         for node in self.nodes() {
             node.flush_declarations().await?;
@@ -151,28 +151,28 @@ impl World {
         Ok(())
     }
 
-    /// Deletes a tier's queue through any node that answers. How many messages were in it.
+    /// Deletes a tier's queue through any node that answers. Returns how many messages it had.
     pub(crate) async fn delete_queue(&self, tier: &str) -> Result<u64> {
         let (_connection, channel) = self.channel().await?;
         let deleting = channel.queue_delete(queue(tier).into(), QueueDeleteOptions::default());
         Ok(timeout(ANSWER_LIMIT, deleting).await??.into())
     }
 
-    /// Whether a tier's queue is there.
+    /// Whether a tier's queue exists.
     pub(crate) async fn has_queue(&self, tier: &str) -> Result<bool> {
         let (_connection, channel) = self.channel().await?;
         Ok(depth(&channel, &queue(tier)).await.is_ok())
     }
 
-    /// The queues in which messages are, and how many, those in hand and on their way included. What
-    /// the broker says of quorum queues is some seconds old.
+    /// The queues that have messages, and how many, including unacknowledged ones and those in flight. The
+    /// broker's numbers for quorum queues are some seconds old.
     pub(crate) async fn waiting(&self) -> Result<Vec<(String, u64)>> {
         let list = ["list_queues", "--formatter", "json", "name", "messages"];
         let listed = self.node(0).rabbitmqctl(&list).await?;
         let queues: Vec<Value> = serde_json::from_str(&listed)?;
         let waiting = queues.iter().filter_map(|queue| {
             let name = queue["name"].as_str()?.to_owned();
-            // A queue whose node does not answer has no number, and is not known to be empty.
+            // A queue whose node does not answer has no number, and does not count as empty.
             let messages = queue["messages"].as_u64().unwrap_or(u64::MAX);
             (messages > 0).then_some((name, messages))
         });
@@ -193,7 +193,7 @@ impl World {
         Ok(rows.iter().map(letter).collect())
     }
 
-    /// A channel past the bad network, to the first node that answers.
+    /// A channel past the proxy, to the first node that answers.
     async fn channel(&self) -> Result<(Connection, Channel)> {
         let mut refused = None;
         for node in self.nodes() {
@@ -206,7 +206,7 @@ impl World {
             match timeout(ANSWER_LIMIT / 4, connecting).await {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => refused = Some(anyhow::Error::from(error)),
-                Err(_) => refused = Some(anyhow::anyhow!("node {} is silent", node.name())),
+                Err(_) => refused = Some(anyhow::anyhow!("node {} does not answer", node.name())),
             }
         }
         Err(refused.context("no node")?)
@@ -215,7 +215,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Before its server, on which it is dropped.
+        // Dropped before its server.
         self.database = None;
     }
 }

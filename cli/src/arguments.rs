@@ -1,4 +1,4 @@
-//! What the command understands.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 
@@ -17,11 +17,11 @@ pub(crate) struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  all is well
-  1  the file cannot be read or has mistakes, the broker or the database is not as it should be, or
-     it refuses what was asked
-  2  the command line is wrong, a malformed URL, time or filter included, or a confirmation is missing
-  3  the broker, its management API or the database cannot be reached, or does not let the user in
+  0  success
+  1  the file cannot be read or has mistakes, the broker or the database does not fit the file, or
+     it refuses the operation
+  2  the command line is wrong (also a malformed URL, time or filter), or a confirmation is missing
+  3  the broker, its management API or the database cannot be reached, or refuses the login
   4  there is no such dead letter, operation, schedule or tier
 
 Results go to standard output, errors to standard error. With --json the result, or the error, is
@@ -43,9 +43,9 @@ pub(crate) enum Command {
 The API is at /admin, and its description at /admin/openapi.json. There is no TLS: listen on a
 loopback address behind a proxy that has it.
 
-It ends on SIGTERM or Ctrl-C, with exit code 0: it accepts nothing more, and requests under way have
-the grace period. A second signal ends that. A bulk redrive that still runs then is cut off after what
-it has published: go on with `tierline dlq redrive FILE --resume OPERATION`.
+On SIGTERM or Ctrl-C it stops accepting requests, gives open ones the grace period, and ends with
+exit code 0. A second signal skips the grace period. A bulk redrive that still runs then is
+interrupted: continue it with `tierline dlq redrive FILE --resume OPERATION`.
 
 Example:
   TIERLINE_ADMIN_TOKEN=$(openssl rand -hex 32) tierline serve topology/hotel.toml")]
@@ -54,8 +54,8 @@ Example:
         log: Log,
         #[command(flatten)]
         broker: Broker,
-        /// The token that every request must carry, of at least 16 bytes; better in the variable, since
-        /// others can see command lines
+        /// The token that every request must carry, of at least 16 bytes; prefer the variable, since
+        /// other users can see command lines
         #[arg(
             long,
             value_name = "TOKEN",
@@ -63,10 +63,10 @@ Example:
             hide_env_values = true
         )]
         token: Secret,
-        /// Where to listen
+        /// The address to listen on
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
         listen: std::net::SocketAddr,
-        /// How long requests under way may take when it is asked to end
+        /// How long open requests may take after a shutdown signal
         #[arg(long, value_name = "TIME", default_value = "20s")]
         grace: String,
     },
@@ -75,10 +75,10 @@ Example:
     #[command(subcommand)]
     Schedule(crate::schedule::arguments::Schedule),
 
-    /// Prepare the database, or bring it to what this release needs
+    /// Create or update the database schema
     #[command(after_help = "\
-Everything is in the schema `tierline`. Many may migrate at once; where nothing is missing, nothing
-happens. The user needs the right to create a schema in the database, once.
+All tables are in the schema `tierline`. Many processes may migrate at once. If nothing is missing,
+nothing changes. The user needs the right to create a schema in the database, once.
 
 Example:
   tierline migrate --postgres postgres://admin:secret@host/hotel")]
@@ -104,10 +104,10 @@ Example:
         input: Input,
     },
 
-    /// Show what the broker must have: every exchange, queue and binding
+    /// Show every exchange, queue and binding that the broker must have
     #[command(after_help = "\
 Changes nothing. The declarations are the same on every version of RabbitMQ; the version decides
-whether the file asks for something that the broker does not have.
+whether the file requires a feature that the broker lacks.
 
 Examples:
   tierline topology plan topology/hotel.toml
@@ -116,20 +116,20 @@ Examples:
     Plan {
         #[command(flatten)]
         input: Input,
-        /// Plan for this version of RabbitMQ, such as 4.3 [default: that of the broker if one is
-        /// given, else the newest]
+        /// Plan for this version of RabbitMQ, such as 4.3 [default: the version of the
+        /// broker if one is given, else the newest]
         #[arg(long, value_name = "VERSION")]
         broker_version: Option<Version>,
         #[command(flatten)]
         broker: OptionalBroker,
     },
 
-    /// Declare on the broker what it lacks
+    /// Declare missing exchanges, queues and bindings on the broker
     #[command(after_help = "\
-What is there already stays as it is: applied again it changes nothing, and many may apply at once.
-Nothing is ever deleted. What exists with other arguments is listed, with the way out, and all the
-rest is declared. Earlier generations of a tier's queue are unbound: they keep their messages and
-get no new ones.
+Existing objects do not change: a second run does nothing, and many processes may apply at once.
+It deletes nothing. It lists objects that exist with other arguments, with the way out, and declares
+all others. It unbinds earlier generations of a tier's queue: they keep their messages and get no
+new ones.
 
 The user needs the permissions to configure, write and read on names that begin with the app's.
 
@@ -145,13 +145,13 @@ Examples:
         management: Management,
     },
 
-    /// Compare the file with the broker, and say what to do
+    /// Compare the file with the broker, and explain each difference
     #[command(after_help = "\
-Changes nothing. Finds what is missing or has other arguments, what is no longer in the file,
-policies that change what the file says, tiers that nobody works on, and the traps of the broker's
-version. Without the management API it sees only whether everything is there, and says so.
+Changes nothing. Finds objects that are missing, have other arguments or are no longer in the file,
+policies that override the file, tiers without consumers, and known problems of the broker's
+version. Without the management API it only checks that every object exists, and says so.
 
-Notes are part of a broker that is well: they leave the exit code at 0.
+Notes are not problems: they leave the exit code at 0.
 
 Example:
   tierline topology doctor topology/hotel.toml --amqp amqp://admin:secret@broker/production \\
@@ -168,9 +168,9 @@ Example:
     /// Print the file as RabbitMQ definitions, with users and least permissions
     #[command(after_help = "\
 The definitions are JSON for `rabbitmqctl import_definitions`. They have a user for publishers and
-one for the workers of each group, who may do what they need and declare nothing. The users have no
-password, so nobody can log in as them until `rabbitmqctl change_password` has given them one. An
-import takes the passwords of existing users away again: use --no-users from the second time on.
+one for the workers of each group, with the permissions that they need and none to declare. The users
+have no password, so nobody can log in as them until `rabbitmqctl change_password` sets one. An
+import removes the passwords of existing users: use --no-users from the second time on.
 
 Examples:
   tierline topology export topology/hotel.toml > hotel.json && rabbitmqctl import_definitions hotel.json
@@ -193,7 +193,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Dlq {
-    /// List dead letters, those that died last first
+    /// List dead letters, the latest death first
     #[command(after_help = "\
 Examples:
   tierline dlq list topology/hotel.toml --tier critical --since 24h
@@ -203,24 +203,24 @@ Examples:
         log: Log,
         #[command(flatten)]
         filter: Filter,
-        /// How many at most
+        /// The largest number of rows
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=500))]
         limit: u16,
-        /// Go on where the page before ended
+        /// Start after this cursor of the previous page
         #[arg(long, value_name = "CURSOR")]
         after: Option<String>,
     },
 
-    /// Show all that is known of a dead letter
+    /// Show all fields of a dead letter
     Show {
         #[command(flatten)]
         log: Log,
-        /// Its number
+        /// Its id
         #[arg(value_name = "ID")]
         id: i64,
     },
 
-    /// Show failures that are the same, with their probable cause and what to do
+    /// Group equal failures, with their probable cause and what to do
     #[command(after_help = "\
 Example:
   tierline dlq groups topology/hotel.toml --since 24h")]
@@ -229,7 +229,7 @@ Example:
         log: Log,
         #[command(flatten)]
         filter: Filter,
-        /// How many at most
+        /// The largest number of groups
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=500))]
         limit: u16,
     },
@@ -240,10 +240,10 @@ Example:
         log: Log,
     },
 
-    /// Publish dead letters again: one by its number, or all that are dead and that a filter means
+    /// Publish dead letters again: one by its id, or all dead ones that a filter selects
     #[command(after_help = "\
-Each goes to the tier that the file gives its task today, is confirmed, and then marked. What was
-redriven already is left alone: if it died again, that is a new dead letter.
+Publishes each to the tier that the file gives its task today, waits for the confirm, and marks it.
+Skips those that were already redriven: if one died again, it is a new dead letter.
 
 Examples:
   tierline dlq redrive topology/hotel.toml 4711 --because 'customer asked'
@@ -256,45 +256,45 @@ Examples:
         broker: Broker,
         #[command(flatten)]
         operator: Operator,
-        /// The number of one dead letter
+        /// The id of one dead letter
         #[arg(value_name = "ID")]
         id: Option<i64>,
         #[command(flatten)]
         filter: Filter,
-        /// At most so many a second
+        /// The largest number per second
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rate: Option<u32>,
-        /// Redrive so many first, and the rest only when enough of them succeed
+        /// Redrive this many first, and the rest only if enough of them succeed
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         canary: Option<u32>,
         /// The share of the canary that must succeed, from 0 to 1
         #[arg(long, value_name = "SHARE", default_value_t = 0.9, requires = "canary")]
         canary_success: f64,
-        /// How long to wait for the canary
+        /// How long to wait for the outcome of the canary
         #[arg(long, value_name = "TIME", default_value = "10m", requires = "canary")]
         canary_wait: String,
-        /// Go on with a redrive that was stopped or whose process died
+        /// Resume a redrive that was stopped or whose process died
         #[arg(long, value_name = "OPERATION", conflicts_with_all = ["id", "canary", "rate"])]
         resume: Option<i64>,
-        /// Tell a redrive to stop, wherever it runs
+        /// Stop a redrive after its batch, in whichever process it runs
         #[arg(long, value_name = "OPERATION", conflicts_with_all = ["id", "canary", "rate", "resume"])]
         stop: Option<i64>,
     },
 
-    /// Mark dead letters as not needed: one by its number, or all that a filter means
+    /// Mark dead letters as not needed: one by its id, or all dead ones that a filter selects
     Discard {
         #[command(flatten)]
         log: Log,
         #[command(flatten)]
         operator: Operator,
-        /// The number of one dead letter
+        /// The id of one dead letter
         #[arg(value_name = "ID")]
         id: Option<i64>,
         #[command(flatten)]
         filter: Filter,
     },
 
-    /// Delete rows from the log: all that a filter means, whatever their state
+    /// Delete all rows that a filter selects from the log, in any state
     Purge {
         #[command(flatten)]
         log: Log,
@@ -336,10 +336,10 @@ pub(crate) struct Database {
 
 #[derive(Debug, Args)]
 pub(crate) struct Operator {
-    /// Who does it, for the record
+    /// The operator, for the history
     #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
     pub(crate) by: String,
-    /// Why, for the record
+    /// The reason, for the history
     #[arg(
         long,
         value_name = "TEXT",
@@ -347,35 +347,35 @@ pub(crate) struct Operator {
         hide_default_value = true
     )]
     pub(crate) because: String,
-    /// Do it without asking
+    /// Skip the confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// Those that this tier gave up; "unrouted": what found no tier
+    /// The tier whose queue dead-lettered them; "unrouted": messages without a tier
     #[arg(long)]
     pub(crate) tier: Option<String>,
-    /// Those of this task
+    /// The task
     #[arg(long, value_name = "NAME")]
     pub(crate) task: Option<String>,
-    /// Those that died of this, such as "retries exhausted"
+    /// The reason for their death, such as "retries exhausted"
     #[arg(long)]
     pub(crate) reason: Option<tierline::dead::Reason>,
-    /// Those of this group of failures
+    /// The fingerprint of their group
     #[arg(long)]
     pub(crate) fingerprint: Option<String>,
-    /// Those in this state: dead, redriving, redriven or discarded
+    /// Their state: dead, redriving, redriven or discarded
     #[arg(long)]
     pub(crate) state: Option<tierline::dead::State>,
-    /// Those that died then or later: 24h for so long ago, or 2026-01-31T10:00:00Z
+    /// They died at this time or later: 24h for 24 hours ago, or 2026-01-31T10:00:00Z
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
-    /// Those that died before: likewise
+    /// They died before this time, in the same form
     #[arg(long, value_name = "TIME")]
     pub(crate) until: Option<String>,
-    /// Those with this text in error, id or payload; needs --since
+    /// A text in their error, id or payload; needs --since
     #[arg(long)]
     pub(crate) text: Option<String>,
 }

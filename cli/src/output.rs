@@ -1,4 +1,4 @@
-//! What the command prints, and the code that it ends with.
+//! Prints results, and chooses the exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,13 +8,13 @@ use tierline::Error;
 
 use crate::secret::without_credentials;
 
-/// Something is wrong with the file, or with the broker or the database in the light of it.
+/// The file has mistakes, or the broker or the database does not fit it.
 pub(crate) const WRONG: u8 = 1;
 /// The command line is wrong, or a confirmation is missing.
 pub(crate) const MISUSED: u8 = 2;
-/// The broker or the database could not be asked.
+/// The broker or the database cannot be reached.
 pub(crate) const BROKEN: u8 = 3;
-/// What was named does not exist.
+/// A named item does not exist.
 const NOT_FOUND: u8 = 4;
 
 /// The result of a command, in both forms.
@@ -51,12 +51,12 @@ pub(crate) fn print(output: &Output, json: bool) -> ExitCode {
     }
 }
 
-/// Why a command did not do what it should.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The library says so.
+    /// The library's error.
     Failed(Error),
-    /// The command was not used as it should be.
+    /// The command was used wrongly.
     Misused(String),
 }
 
@@ -66,10 +66,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// What clap has to say: the help that was asked for, or what is wrong with the command line.
+/// Prints clap's output: the requested help, or the error of the command line.
 pub(crate) fn misused(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
-    // Nobody is left to be told where this cannot be printed.
+    // A failed write is ignored: the exit code says the same.
     if !error.use_stderr() {
         let _ = write!(io::stdout(), "{text}");
         return ExitCode::SUCCESS;
@@ -86,14 +86,14 @@ pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
     let text = without_credentials(&text);
     description["error"] = json!(text);
     if json {
-        // The error is told on standard error and by the code too.
+        // The error is also on standard error and in the exit code.
         let _ = write_json(&description);
     }
     eprintln!("{text}");
     ExitCode::from(code)
 }
 
-/// What a program can read of an error, beside its text.
+/// The fields of an error for programs, beside its text.
 fn describe(error: &Error) -> Value {
     match error {
         Error::InvalidTopology(invalid) => json!({ "problems": invalid.problems() }),
@@ -130,7 +130,7 @@ fn code(error: &Error) -> u8 {
     }
 }
 
-/// A number of things: "1 tier", "6 tiers".
+/// A number and its noun: "1 tier", "6 tiers".
 pub(crate) fn count(number: impl TryInto<u64>, thing: &str) -> String {
     match number.try_into().unwrap_or(u64::MAX) {
         1 => format!("1 {thing}"),

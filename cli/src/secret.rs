@@ -1,19 +1,19 @@
-//! What an argument may hold and nothing may print: the passwords of URLs, and tokens.
+//! Secrets in arguments that must never be printed: passwords in URLs, and tokens.
 
 use std::fmt;
 
-/// An argument that `{:?}` does not show.
+/// An argument that `{:?}` hides.
 #[derive(Clone)]
 pub(crate) struct Secret(String);
 
 impl Secret {
-    /// The text, for the server that it is meant for.
+    /// The text, for the server that needs it.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }
 
-/// How clap makes one.
+/// Clap's constructor.
 impl From<String> for Secret {
     fn from(text: String) -> Self {
         Self(text)
@@ -26,13 +26,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What errors and help write where a URL has its user and password.
+/// Replaces user and password of URLs in errors and help.
 const PLACEHOLDER: &str = "user:password";
 
-/// A text for the terminal, in which every URL has lost its user and password.
+/// A text for the terminal, without the user and password of any URL.
 ///
-/// An error names what was on the command line, and a URL may be there in the place of something else:
-/// `tierline migrate $DATABASE_URL`. What a CI prints, many can read.
+/// An error repeats the command line, and a URL may be there by mistake:
+/// `tierline migrate $DATABASE_URL`. Many people can read the output of a CI.
 pub(crate) fn without_credentials(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -43,7 +43,7 @@ pub(crate) fn without_credentials(text: &str) -> String {
             .find(|c: char| c.is_whitespace() || "'\"`".contains(c))
             .unwrap_or(after.len());
         let (url, next) = after.split_at(end);
-        // The last one: a password that was not encoded may have an @ too.
+        // The last one: an unencoded password may contain an @ too.
         match url.rsplit_once('@') {
             Some((credentials, host)) if credentials != PLACEHOLDER => {
                 shown.push_str("…@");

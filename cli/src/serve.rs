@@ -28,7 +28,7 @@ pub(crate) async fn run(
     let grace = grace.into_duration()?;
     let token = Token::new(token.expose())?;
     let topology = Topology::load(&log.input.file)?;
-    // Whoever deploys changes the broker: a server of pages does not.
+    // Deployments change the broker; this server does not.
     let connecting = Tierline::builder(topology)
         .amqp(broker.amqp.expose())
         .postgres(log.database.postgres.expose())
@@ -44,51 +44,52 @@ pub(crate) async fn run(
     };
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    let asked = Asked::listen().map_err(|cause| tierline::Error::NoSignals { cause })?;
+    let signals =
+        ShutdownSignals::listen().map_err(|cause| tierline::Error::NoSignals { cause })?;
     eprintln!("listening on http://{address}/admin until SIGTERM or Ctrl-C");
-    let serving = axum::serve(listener, admin).with_graceful_shutdown(asked.times(1));
+    let serving = axum::serve(listener, admin).with_graceful_shutdown(signals.received(1));
     tokio::select! {
         served = serving.into_future() => served.map_err(failed)?,
-        () = asked.patience(grace) => eprintln!("ended with requests under way"),
+        () = signals.grace_over(grace) => eprintln!("ended before all requests were answered"),
     }
     Ok(Output::well("ended".to_owned(), json!({ "ended": true })))
 }
 
-/// How often the process was asked to end.
-struct Asked(watch::Receiver<u32>);
+/// Counts shutdown signals.
+struct ShutdownSignals(watch::Receiver<u32>);
 
-impl Asked {
-    /// Listens from now on: a signal that comes later does not kill the process any more.
+impl ShutdownSignals {
+    /// Handles signals from now on, so that they no longer kill the process.
     fn listen() -> io::Result<Self> {
-        let (tell, asked) = watch::channel(0);
+        let (sender, receiver) = watch::channel(0);
         let mut signals = Signals::new()?;
         tokio::spawn(async move {
             loop {
                 signals.next().await;
-                tell.send_modify(|times| *times += 1);
+                sender.send_modify(|times| *times += 1);
             }
         });
-        Ok(Self(asked))
+        Ok(Self(receiver))
     }
 
-    /// Completes when the process was asked so often.
-    fn times(&self, wanted: u32) -> impl Future<Output = ()> + Send + use<> {
-        let mut asked = self.0.clone();
+    /// Completes after this many signals.
+    fn received(&self, wanted: u32) -> impl Future<Output = ()> + Send + use<> {
+        let mut count = self.0.clone();
         async move {
-            // Who tells lives as long as the process does.
-            let _ = asked.wait_for(|times| *times >= wanted).await;
+            // The sender exists as long as the process.
+            let _ = count.wait_for(|times| *times >= wanted).await;
         }
     }
 
-    /// Completes when requests under way have had their time: so long after the first signal, or at the
+    /// Completes when open requests have had their time: `grace` after the first signal, or at the
     /// second.
-    async fn patience(&self, grace: Duration) {
-        self.times(1).await;
-        let _ = timeout(grace, self.times(2)).await;
+    async fn grace_over(&self, grace: Duration) {
+        self.received(1).await;
+        let _ = timeout(grace, self.received(2)).await;
     }
 }
 
-/// What asks a process to end.
+/// The signals that request a shutdown.
 #[cfg(unix)]
 struct Signals {
     terminate: tokio::signal::unix::Signal,
@@ -124,7 +125,7 @@ impl Signals {
     }
 
     async fn next(&mut self) {
-        // Without a signal to listen to, it ends when it is killed.
+        // Without signal handling, only a kill ends the process.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

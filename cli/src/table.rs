@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::io::{IsTerminal, stdout};
 
-/// The width to fit into; `None` where the output is read by a program.
+/// The width of the terminal; `None` if a program reads the output.
 fn width() -> Option<usize> {
     if !stdout().is_terminal() {
         return None;
@@ -11,7 +11,7 @@ fn width() -> Option<usize> {
     terminal_size::terminal_size().map(|(width, _)| width.0.into())
 }
 
-/// Columns as wide as their widest cell; the last one is cut where the line would be too long.
+/// Columns as wide as their widest cell; the last one is cut if the line would be too long.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     draw(head, rows, width())
 }
@@ -42,11 +42,11 @@ fn draw(head: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
     text
 }
 
-/// A text on one line without what a terminal would obey: it may come from anywhere.
+/// A text on one line without control characters: it may come from anywhere.
 pub(crate) fn plain(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => ' ',
-        // Those that turn the direction of writing, too.
+        // Also without those that change the direction of writing.
         c if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) => '\u{fffd}',
         c if ('\u{2066}'..='\u{2069}').contains(&c) => '\u{fffd}',
         c => c,

@@ -10,7 +10,7 @@ use tierline::{Error, Topology};
 use crate::arguments;
 use crate::output::{Output, count};
 
-/// How the broker's management lists the command's connections.
+/// The connection name that the management UI shows.
 const NAME: &str = "tierline command";
 
 pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
@@ -55,7 +55,7 @@ fn check(topology: &Topology) -> Output {
     let parts = [(tiers, "tier"), (groups, "group"), (tasks, "task")].into_iter();
     let parts = parts.chain((schedules > 0).then_some((schedules, "schedule")));
     let parts: Vec<String> = parts.map(|(number, thing)| count(number, thing)).collect();
-    let text = format!("{app} is well: {}", parts.join(", "));
+    let text = format!("{app} is valid: {}", parts.join(", "));
     let json = json!({
         "app": app, "tiers": tiers, "groups": groups, "tasks": tasks, "schedules": schedules,
     });
@@ -147,7 +147,7 @@ async fn ask(url: &str) -> Result<Capabilities, Error> {
     Ok(capabilities)
 }
 
-/// No version since has had anything more that a file can ask for.
+/// No later version has anything more that a file can require.
 fn newest() -> Result<Capabilities, Error> {
     Capabilities::of(QUORUM_PRIORITIES_SINCE)
 }

@@ -56,7 +56,7 @@ fn check_counts_what_is_in_a_file() {
     assert_eq!((code, err.as_str()), (0, ""));
     assert_eq!(
         out,
-        "hotel is well: 6 tiers, 4 groups, 75 tasks, 4 schedules\n"
+        "hotel is valid: 6 tiers, 4 groups, 75 tasks, 4 schedules\n"
     );
 }
 
@@ -68,7 +68,7 @@ fn check_counts_one_of_each_as_one() {
     let file = File::new("one-of-each", map);
     let (code, out, err) = run(&["check", &file.0]);
     assert_eq!((code, err.as_str()), (0, ""));
-    assert_eq!(out, "shop is well: 1 tier, 1 group, 1 task, 1 schedule\n");
+    assert_eq!(out, "shop is valid: 1 tier, 1 group, 1 task, 1 schedule\n");
 }
 
 const SEVEN_MISTAKES: &str = r#"app = "ho tel"

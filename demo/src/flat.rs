@@ -5,8 +5,8 @@ use std::fmt::Write;
 use anyhow::Result;
 use tierline::Topology;
 
-/// The map of the flat hotel. With a prefetch of 1 no task waits behind one that a slot has taken for
-/// later: as good as one queue can be.
+/// The map of the flat hotel. With a prefetch of 1 no task waits behind a prefetched one, so this is the
+/// best that one queue can do.
 pub(crate) fn flattened(hotel: &Topology) -> Result<Topology> {
     let mut map = format!(
         "app = \"hotel\"\n\

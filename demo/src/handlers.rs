@@ -1,5 +1,5 @@
-//! What a task of the hotel does: it takes its time, asks the payment provider where it needs it,
-//! fails where the load says so, and notes for itself that it came to its end.
+//! The handler of all tasks of the hotel: it takes the task's time, calls the payment provider if the task
+//! needs it, fails if the load says so, and records success in the ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use crate::meter::Meter;
 use crate::pace::Pace;
 use crate::tasks::{CreateInvoice, ProcessStripeWebhook, RecordTransaction, SendPaymentSuccess};
 
-/// How the poison says goodbye.
+/// The panic message of the poison task.
 const POISON: &str = "page 3 has a negative number of words";
 
-/// What handlers and publishers share.
+/// The state that handlers and publishers share.
 #[derive(Clone)]
 pub(crate) struct Hotel {
     pub(crate) ledger: Arc<Ledger>,
@@ -36,14 +36,14 @@ impl Hotel {
         }
     }
 
-    /// The broker has confirmed this task.
+    /// Records that the broker has confirmed this task.
     pub(crate) fn note_confirmed(&self, receipt: &Receipt, task: &'static str) {
         self.ledger.note_confirmed(&receipt.id, task);
         self.meter.published(&receipt.id, task);
     }
 }
 
-/// The payment provider, which others run and which may be away.
+/// The payment provider, an external service that may be down.
 #[derive(Default)]
 pub(crate) struct Provider {
     is_down: AtomicBool,
@@ -66,8 +66,8 @@ impl Provider {
     }
 }
 
-/// How a task is retried. What needs the provider gives up before a long outage is over: that is what
-/// dead letters are for.
+/// The retry policy of a task. Tasks that need the provider run out of retries before a long outage is
+/// over, and become dead letters.
 pub(crate) fn options(task: &str, pace: Pace) -> TaskOptions {
     let retries = if needs_provider(task) { 2 } else { 4 };
     let task_options = TaskOptions::new().retries(retries);
@@ -101,7 +101,7 @@ pub(crate) async fn work(job: Job, cx: Context) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// What a payment leads to, under names that a repeated attempt would give again.
+/// Publishes the tasks that follow a payment, with ids that a repeated attempt would repeat.
 async fn follow_payment(about: &str, cx: &Context) -> Result<(), TaskError> {
     let hotel = cx.data::<Hotel>();
     let job = |task| Job::usual(task, about, hotel.pace);
@@ -118,8 +118,8 @@ async fn follow_payment(about: &str, cx: &Context) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Keeps the poison's panics off the screen: they are in the log of dead letters. Any other panic is
-/// shown as ever.
+/// Keeps the poison's panics off the screen: they are in the log of dead letters. Other panics are
+/// printed as usual.
 pub(crate) fn keep_the_poison_quiet() {
     let shown = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,5 +1,5 @@
-//! What was promised and what was kept, by id, counted by the demo itself: publishers note what the
-//! broker confirmed, handlers note what they finished. tierline has no hand in it.
+//! The demo's own record of confirmed and finished tasks, by id: publishers record confirms, handlers
+//! record success. It does not use tierline.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,41 +18,41 @@ struct Entry {
     done: u32,
 }
 
-/// How a task ended that no handler finished.
+/// The end of a task that no handler finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Dead,
-    /// It came too late to be worth running.
+    /// It expired.
     Expired,
 }
 
-/// How the promises were kept.
+/// The result of the audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Audit {
     pub(crate) confirmed: usize,
     pub(crate) done: usize,
     /// Confirmed, not done, and in the log of dead letters.
     pub(crate) dead: usize,
-    /// Confirmed, and skipped because it came too late.
+    /// Confirmed, and expired.
     pub(crate) expired: usize,
-    /// Confirmed, not done, and nowhere: what must not be.
+    /// Confirmed, and neither done nor dead nor expired: this must be empty.
     pub(crate) lost: Vec<String>,
     /// Done more than once, which at-least-once delivery allows.
     pub(crate) repeated: usize,
 }
 
 impl Ledger {
-    /// The broker has confirmed this task.
+    /// Records that the broker has confirmed this task.
     pub(crate) fn note_confirmed(&self, id: &TaskId, task: &'static str) {
         self.lock().entry(id.clone()).or_default().confirmed = Some(task);
     }
 
-    /// A handler came to its end with this task.
+    /// Records that a handler finished this task.
     pub(crate) fn note_done(&self, id: &TaskId) {
         self.lock().entry(id.clone()).or_default().done += 1;
     }
 
-    /// How many confirmed tasks are neither done nor have another known fate.
+    /// How many confirmed tasks are neither done nor have another known end.
     pub(crate) fn open(&self, fate: impl Fn(&TaskId) -> Option<Fate>) -> usize {
         let entries = self.lock();
         let open = entries.iter().filter(|(id, entry)| {
@@ -61,7 +61,7 @@ impl Ledger {
         open.count()
     }
 
-    /// Goes through every id.
+    /// Checks every id.
     pub(crate) fn audit(&self, fate: impl Fn(&TaskId) -> Option<Fate>) -> Audit {
         let mut audit = Audit::default();
         for (id, entry) in self.lock().iter() {

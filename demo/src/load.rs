@@ -1,4 +1,4 @@
-//! What happens at the hotel in a night. The same seed gives the same night.
+//! The events of a night at the hotel. The same seed gives the same night.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tierline::task::PublishRequest;
 use crate::pace::Pace;
 use crate::tasks::{TASKS, typical_milliseconds};
 
-/// What a task is about, and how it will go.
+/// The payload of a task: its subject, duration and failures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) about: String,
@@ -17,7 +17,7 @@ pub(crate) struct Job {
     pub(crate) trouble: Trouble,
 }
 
-/// What goes wrong with a task by itself.
+/// The failure that a task brings with it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Trouble {
@@ -31,7 +31,7 @@ pub(crate) enum Trouble {
 }
 
 impl Job {
-    /// A job that goes as this task's jobs go.
+    /// A job with the usual duration of this task.
     pub(crate) fn usual(task: &str, about: &str, pace: Pace) -> Self {
         Self {
             about: about.to_owned(),
@@ -41,11 +41,11 @@ impl Job {
     }
 }
 
-/// Something that happens, and when.
+/// An event of the night, and its time.
 pub(crate) struct Scene {
     pub(crate) at: Duration,
-    /// What to tell of it; the usual traffic goes without saying.
-    pub(crate) news: Option<String>,
+    /// The message to print; usual traffic has none.
+    pub(crate) message: Option<String>,
     pub(crate) happening: Happening,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Happening {
 pub(crate) struct Order {
     pub(crate) task: &'static str,
     pub(crate) job: Job,
-    /// For how long it is worth running, if not for ever.
+    /// When it expires, if at all.
     pub(crate) expires: Option<Duration>,
 }
 
@@ -72,7 +72,7 @@ impl Order {
     }
 }
 
-/// A one-time password that comes later is of no use.
+/// A one-time password expires after this.
 const PASSWORD_LIFE: Duration = Duration::from_secs(60);
 const CONTACTS: usize = 50_000;
 const CONTACTS_PER_PAGE: usize = 100;
@@ -90,13 +90,13 @@ const USUAL: [(&str, usize); 6] = [
     ("bulk", 22),
     ("calls", 18),
 ];
-/// The share of the night in which usual traffic arrives; what follows is for working it off.
+/// The share of the night in which usual traffic arrives; the rest is for finishing it.
 const USUAL_UNTIL: f64 = 0.5;
-/// Of a hundred usual tasks so many fail at first, and so many of these twice.
+/// How many of a hundred usual tasks fail at first, and how many of these twice.
 const FAIL_PERCENT: u64 = 6;
 const FAIL_TWICE_PERCENT: u64 = 25;
 
-/// The night, in the order in which it happens.
+/// The night, in the order of its events.
 pub(crate) fn night(hotel: &Topology, pace: Pace, seed: u64) -> Vec<Scene> {
     let mut night = Night {
         pace,
@@ -185,15 +185,15 @@ impl Night {
         for order in &mut orders {
             order.expires = Some(PASSWORD_LIFE);
         }
-        let news =
+        let message =
             format!("the guest of room {room} is locked out: a password, a door code, critical");
-        self.add(share, &news, orders);
+        self.add(share, &message, orders);
     }
 
     fn add_wave_of_calls(&mut self, share: f64) {
         let tasks = TASKS.iter().map(|(task, _)| *task);
         let of_calls = tasks.filter(|task| task.starts_with("calls."));
-        // Dialling is urgent, and no part of what follows a call.
+        // Dialling has its own tier, and does not follow a call.
         let steps: Vec<_> = of_calls.filter(|it| *it != "calls.dial_outbound").collect();
         let mut orders = Vec::new();
         for call in 1..=CALLS {
@@ -214,7 +214,7 @@ impl Night {
         );
     }
 
-    /// Every task of the tier, in turn, at times of its own.
+    /// Every task of the tier, in turn, at random times.
     fn add_usual_traffic(&mut self, hotel: &Topology, tier: &str, count: usize) {
         let in_tier = |task: &str| hotel.task(task).is_some_and(|task| task.tier == tier);
         let tasks: Vec<_> = TASKS.iter().filter(|(task, _)| in_tier(task)).collect();
@@ -224,7 +224,7 @@ impl Night {
             let at = self.pace.at(self.random.share() * USUAL_UNTIL);
             self.scenes.push(Scene {
                 at,
-                news: None,
+                message: None,
                 happening: Happening::Orders(vec![order]),
             });
         }
@@ -245,7 +245,7 @@ impl Night {
     }
 
     fn order(&mut self, task: &'static str, about: &str) -> Order {
-        // No two take the same time: between 0.7 and 1.3 of what is typical.
+        // No two have the same duration: between 0.7 and 1.3 of the typical one.
         let spread = 0.7 + 0.6 * self.random.share();
         let milliseconds = f64::from(typical_milliseconds(task)) * spread;
         Order {
@@ -258,14 +258,14 @@ impl Night {
         }
     }
 
-    fn add(&mut self, share: f64, news: &str, orders: Vec<Order>) {
-        self.turn(share, news, Happening::Orders(orders));
+    fn add(&mut self, share: f64, message: &str, orders: Vec<Order>) {
+        self.turn(share, message, Happening::Orders(orders));
     }
 
-    fn turn(&mut self, share: f64, news: &str, happening: Happening) {
+    fn turn(&mut self, share: f64, message: &str, happening: Happening) {
         self.scenes.push(Scene {
             at: self.pace.at(share),
-            news: Some(news.to_owned()),
+            message: Some(message.to_owned()),
             happening,
         });
     }

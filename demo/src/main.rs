@@ -60,11 +60,11 @@ async fn main() {
         }
         None => 130,
     };
-    // Not by returning: a thread of lapin's that is still at work would panic without its runtime.
+    // Not by returning: a running lapin thread would panic without its runtime.
     std::process::exit(code);
 }
 
-/// Plays the night, and says whether all was well.
+/// Runs the night, and returns whether it succeeded.
 async fn run(options: Options) -> Result<bool> {
     for variable in [AMQP_URL, DATABASE_URL] {
         if std::env::var_os(variable).is_none() {
@@ -97,7 +97,7 @@ async fn run(options: Options) -> Result<bool> {
     Ok(tiered.is_well() && flat.is_none_or(|flat| flat.is_well()))
 }
 
-/// What all nights have in common.
+/// The part that all nights share.
 struct Stage<'a> {
     hotel: &'a Topology,
     screen: &'a Screen,
@@ -128,7 +128,7 @@ fn hotel() -> Result<Topology> {
     Ok(Topology::parse_named("topology/hotel.toml", map)?)
 }
 
-/// Completes when this process is asked to end.
+/// Completes when this process receives a shutdown signal.
 async fn interrupted() -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,4 +1,4 @@
-//! The figures of every tier, from the events that tierline tells.
+//! The figures of every tier, computed from tierline's events.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,11 @@ use tierline::{TaskId, Topology};
 
 use crate::ledger::Fate;
 
-/// Over which time starts per second are counted.
+/// The window over which starts per second are counted.
 const RATE_OVER: Duration = Duration::from_secs(2);
 
 pub(crate) struct Meter {
-    /// The tier that the hotel gives each task, also where all go through one queue.
+    /// The tier of each task in the hotel's map, even if all go through one queue.
     tiers: HashMap<String, usize>,
     state: Mutex<State>,
 }
@@ -23,12 +23,12 @@ struct State {
     stages: HashMap<TaskId, Stage>,
 }
 
-/// Where a task is.
+/// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Waiting,
     Running,
-    /// Its retry is held back by the broker.
+    /// It waits for its retry in a delay queue.
     Delayed,
     Dead,
     Expired,
@@ -70,7 +70,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Whether the tier keeps its SLO; `None` where it has none, or nothing has started.
+    /// Whether the tier meets its SLO; `None` if it has none, or nothing has started.
     pub(crate) fn keeps_slo(&self) -> Option<bool> {
         Some(self.wait_p99? <= self.slo?)
     }
@@ -96,7 +96,7 @@ impl Meter {
         }
     }
 
-    /// A task is confirmed. It may have been started already: confirms and deliveries race.
+    /// Records a confirm. The task may have started already: confirms and deliveries race.
     pub(crate) fn published(&self, id: &TaskId, task: &str) {
         let Some(tier) = self.tiers.get(task) else {
             return;
@@ -107,8 +107,8 @@ impl Meter {
         }
     }
 
-    /// Takes in what tierline tells.
-    pub(crate) fn hear(&self, event: &Event<'_>) {
+    /// Handles an event.
+    pub(crate) fn handle(&self, event: &Event<'_>) {
         match event {
             Event::Started { task, waited } => self.change(task, Stage::Running, |tier| {
                 tier.waits.push(*waited);
@@ -127,7 +127,7 @@ impl Meter {
         }
     }
 
-    /// How a task ended, if no handler finished it.
+    /// The end of a task that no handler finished.
     pub(crate) fn fate(&self, id: &TaskId) -> Option<Fate> {
         match self.lock().stages.get(id)? {
             Stage::Dead => Some(Fate::Dead),
@@ -146,7 +146,7 @@ impl Meter {
         let mut state = self.lock();
         let parts: Vec<_> = state.tiers.iter_mut().map(Tier::figures).collect();
         drop(state);
-        // Sorting is done without the lock: events are told where the work is done.
+        // Sorting happens without the lock: events are emitted on the workers' threads.
         let complete = |(mut figures, mut waits): (Figures, Vec<Duration>)| {
             waits.sort_unstable();
             figures.wait_p50 = percentile(&waits, 50);
@@ -218,7 +218,7 @@ impl Tier {
     }
 }
 
-/// The smallest value that so many percent of all do not exceed.
+/// The percentile: the smallest value that this share of all values does not exceed.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied()

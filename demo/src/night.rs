@@ -1,5 +1,5 @@
 //! One night at the hotel: the load arrives, the groups work, the provider fails and returns, and its
-//! dead letters are redriven, until everything has come to its end.
+//! dead letters are redriven, until every task has ended.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -26,12 +26,12 @@ use crate::view::{Screen, Sight};
 
 /// How often the operator looks at the log of dead letters.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How many groups of dead letters are looked at.
+/// How many groups of dead letters the operator reads.
 const GROUPS: u16 = 100;
-/// How long a canary has to come back.
+/// How long to wait for a canary.
 const CANARY_WAIT: Duration = Duration::from_secs(20);
 
-/// What a night begins with.
+/// The inputs of a night.
 pub(crate) struct Setting<'a> {
     pub(crate) title: &'a str,
     /// The map by which tasks are published and worked.
@@ -43,20 +43,20 @@ pub(crate) struct Setting<'a> {
     pub(crate) screen: &'a Screen,
 }
 
-/// What is left of a night.
+/// The result of a night.
 pub(crate) struct Ending {
     pub(crate) title: String,
     pub(crate) took: Duration,
     pub(crate) figures: Vec<Figures>,
     pub(crate) audit: Audit,
     pub(crate) dead: Vec<Summary>,
-    /// Publishes that ended in an error, which promises nothing.
+    /// Publishes that ended in an error, for which nothing is guaranteed.
     pub(crate) refused: usize,
     pub(crate) queues: usize,
     pub(crate) left_in_queues: u32,
 }
 
-/// Plays a night on a virtual host and a database of its own, which are removed in any case.
+/// Runs a night on its own virtual host and database, which are always removed.
 pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
     let vhost = tierline_testbed::vhost().await;
     let database = tierline_testbed::database().await;
@@ -67,7 +67,7 @@ pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
         .postgres(database.url())
         .registry(tasks::registry(setting.pace)?)
         .data(hotel.clone())
-        .observe(move |event| meter.hear(event))
+        .observe(move |event| meter.handle(event))
         .version(env!("CARGO_PKG_VERSION"))
         .connect()
         .await?;
@@ -106,12 +106,12 @@ struct Night<'a> {
     screen: &'a Screen,
     begin: Instant,
     provider_returned: Notify,
-    /// Whether all that happens has happened.
+    /// Whether all events have happened.
     is_told: AtomicBool,
 }
 
 impl Night<'_> {
-    /// All groups work until everything has ended. Answers how many publishes were refused.
+    /// Runs all groups until every task has ended. Returns how many publishes were refused.
     async fn work_through(&self, scenes: Vec<Scene>) -> Result<usize> {
         let groups = self.app.topology().groups().iter();
         let groups: Vec<_> = groups.map(|group| group.name.clone()).collect();
@@ -139,18 +139,18 @@ impl Night<'_> {
     }
 
     async fn live(&self, scenes: Vec<Scene>) -> Result<usize> {
-        let (refused, ()) = tokio::try_join!(self.tell(scenes), self.operate())?;
+        let (refused, ()) = tokio::try_join!(self.play(scenes), self.operate())?;
         Ok(refused)
     }
 
-    /// What happens, when it happens.
-    async fn tell(&self, scenes: Vec<Scene>) -> Result<usize> {
+    /// Plays the events at their times.
+    async fn play(&self, scenes: Vec<Scene>) -> Result<usize> {
         let (orders, ordered) = mpsc::unbounded_channel();
         let telling = async move {
             for scene in scenes {
                 sleep_until((self.begin + scene.at).into()).await;
-                if let Some(news) = &scene.news {
-                    self.news(news)?;
+                if let Some(message) = &scene.message {
+                    self.print(message)?;
                 }
                 match scene.happening {
                     Happening::Orders(of_scene) => {
@@ -169,11 +169,11 @@ impl Night<'_> {
         };
         let ((), refused) = tokio::try_join!(telling, self.publish(ordered))?;
         self.is_told.store(true, Ordering::Relaxed);
-        self.news("nothing new arrives; what is there is worked off")?;
+        self.print("no more tasks arrive; the backlog is worked off")?;
         Ok(refused)
     }
 
-    /// Publishes what is ordered, without waiting for one confirm before the next publish. Answers how
+    /// Publishes tasks without waiting for each confirm. Returns how
     /// many were refused.
     async fn publish(&self, ordered: mpsc::UnboundedReceiver<Order>) -> Result<usize> {
         let tasks = RefCell::new(VecDeque::new());
@@ -185,20 +185,20 @@ impl Night<'_> {
         let mut outcomes = pin!(self.app.publish_many(requests));
         let mut refused = 0;
         while let Some(outcome) = outcomes.next().await {
-            // Outcomes come in the order of the requests.
+            // Outcomes arrive in the order of the requests.
             let task = tasks.borrow_mut().pop_front().unwrap_or_default();
             match outcome {
                 Ok(receipt) => self.hotel.note_confirmed(&receipt, task),
                 Err(error) => {
                     refused += 1;
-                    self.news(&format!("{task} was not published: {error}"))?;
+                    self.print(&format!("{task} was not published: {error}"))?;
                 }
             }
         }
         Ok(refused)
     }
 
-    /// What the night porter does: redrives what the outage killed, once it is over.
+    /// The operator: redrives the dead letters of the outage, once it is over.
     async fn operate(&self) -> Result<()> {
         self.provider_returned.notified().await;
         loop {
@@ -224,17 +224,17 @@ impl Night<'_> {
         let canary = Canary::of(1).wait(CANARY_WAIT);
         let ended = letters.redrive_all(filter).canary(canary).run().await?;
         match ended.state {
-            OperationState::Done => self.news(&format!(
+            OperationState::Done => self.print(&format!(
                 "redriven: {} × {task}, the first as a canary",
                 ended.done
             )),
-            // What is left is tried again at the next look.
-            _ => self.news(&format!("not all of {task} redriven: {}", ended.note)),
+            // The next look tries the rest again.
+            _ => self.print(&format!("not all of {task} redriven: {}", ended.note)),
         }
     }
 
-    /// Whether everything has ended, with this many rows in the log that stay dead. A redriven task
-    /// that has not started yet is dead to the meter and not in the log.
+    /// Whether every task has ended, with this many rows in the log that stay dead. A redriven task
+    /// that has not started yet is dead for the meter and not in the log.
     fn is_over(&self, dead: usize) -> bool {
         let Hotel { ledger, meter, .. } = &self.hotel;
         self.is_told.load(Ordering::Relaxed)
@@ -253,7 +253,7 @@ impl Night<'_> {
         Ok(listed.letters)
     }
 
-    /// What became of every confirmed task. Dead is not what the meter heard of, but what is in the log.
+    /// Audits every confirmed task. The log decides which are dead, not the meter.
     fn audit(&self, dead: &[Summary]) -> Audit {
         let ids = dead
             .iter()
@@ -289,8 +289,8 @@ impl Night<'_> {
         Ok(())
     }
 
-    fn news(&self, news: &str) -> Result<()> {
-        self.screen.tell(self.begin.elapsed(), news)?;
+    fn print(&self, message: &str) -> Result<()> {
+        self.screen.print_message(self.begin.elapsed(), message)?;
         Ok(())
     }
 }

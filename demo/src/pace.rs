@@ -1,5 +1,5 @@
-//! How long the night takes. A short one is the same story with shorter handlers, a long one the same
-//! story with more of the usual traffic around it.
+//! The duration of the night. A short night has shorter handlers, a long one has more of the usual
+//! traffic.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Pace {
         (count as f64 * (self.seconds / WRITTEN_FOR).max(1.0)) as usize
     }
 
-    /// When a night that has not ended is given up: a machine may be slow, but something is wrong.
+    /// When a night that has not ended counts as failed, even on a slow machine.
     pub(crate) fn limit(self) -> Duration {
         Duration::from_secs(120) + self.at(4.0)
     }

@@ -1,4 +1,4 @@
-//! What is said at the end: every tier against its SLO, what became of every promise, and the two
+//! The summary: every tier against its SLO, the audit of all confirmed tasks, and the two
 //! nights side by side.
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::night::Ending;
 use crate::view::{judged_p99, slo, slo_alone, wait, wait_p99};
 
 impl Ending {
-    /// Whether every confirmed task has a known end and nothing is left in a queue.
+    /// Whether every confirmed task has a known end and all queues are empty.
     pub(crate) fn is_well(&self) -> bool {
         self.audit.lost.is_empty() && self.left_in_queues == 0
     }
@@ -58,7 +58,7 @@ impl Ending {
             let _ = writeln!(text, "  lost: {lost}");
         }
         for letter in &self.dead {
-            let _ = writeln!(text, "  {}", epitaph(letter));
+            let _ = writeln!(text, "  {}", describe(letter));
         }
         if self.refused > 0 {
             let _ = writeln!(
@@ -84,7 +84,7 @@ fn row(figures: &Figures, colours: bool) -> String {
     )
 }
 
-fn epitaph(letter: &Summary) -> String {
+fn describe(letter: &Summary) -> String {
     format!(
         "dead: {}, {} after {} attempts:\n        {}",
         letter.task.as_deref().unwrap_or("unknown"),
@@ -94,7 +94,7 @@ fn epitaph(letter: &Summary) -> String {
     )
 }
 
-/// What tiers change: the p99 of both nights, tier by tier.
+/// The effect of tiers: the p99 of both nights, tier by tier.
 pub(crate) fn side_by_side(flat: &Ending, tiered: &Ending, colours: bool) -> String {
     let mut text = String::from("\nside by side, the same load and as many slots: wait p99\n");
     let _ = writeln!(

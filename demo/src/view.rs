@@ -1,7 +1,7 @@
-//! What is seen while the night goes on: on a terminal a table that is redrawn in place below the
-//! news, elsewhere plain lines.
+//! The live view: on a terminal a table that is redrawn in place below the messages, elsewhere plain
+//! lines.
 //!
-//! The cursor is never hidden and no mode outlives a frame, so a terminal needs no repair, however
+//! The cursor is never hidden and no mode outlives a frame, so the terminal is usable however
 //! the demo ends.
 
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use crate::meter::Figures;
 use crate::pace::Pace;
 
 const FRAME_EVERY: Duration = Duration::from_millis(200);
-/// Without a terminal the table is printed so many times in a night.
+/// Without a terminal the table is printed this many times in a night.
 const TABLES: f64 = 6.0;
 
 pub(crate) struct Screen {
@@ -29,8 +29,8 @@ enum Kind {
 
 #[derive(Default)]
 struct State {
-    /// What is told with the next frame.
-    news: Vec<String>,
+    /// Messages for the next frame.
+    messages: Vec<String>,
     /// How many lines of the last frame are redrawn.
     drawn: usize,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Sight<'a> {
 }
 
 impl Screen {
-    /// For standard output as it is.
+    /// A screen for standard output.
     pub(crate) fn of_output() -> Self {
         let says = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty());
         let is_dumb = says("TERM").is_none_or(|term| term == "dumb");
@@ -67,7 +67,7 @@ impl Screen {
         self.kind == Kind::Live { colours: true }
     }
 
-    /// How long to wait between two moments.
+    /// How long to wait between two frames.
     pub(crate) fn pause(&self, pace: Pace) -> Duration {
         match self.kind {
             Kind::Live { .. } => FRAME_EVERY,
@@ -75,12 +75,12 @@ impl Screen {
         }
     }
 
-    /// Tells something that stays on the screen.
-    pub(crate) fn tell(&self, elapsed: Duration, news: &str) -> io::Result<()> {
-        let line = format!("{:>4.0} s  {news}", elapsed.as_secs_f64());
+    /// Prints a message that stays on the screen.
+    pub(crate) fn print_message(&self, elapsed: Duration, message: &str) -> io::Result<()> {
+        let line = format!("{:>4.0} s  {message}", elapsed.as_secs_f64());
         match self.kind {
             Kind::Live { .. } => {
-                self.lock().news.push(line);
+                self.lock().messages.push(line);
                 Ok(())
             }
             Kind::Lines => print(&format!("{line}\n")),
@@ -96,7 +96,7 @@ impl Screen {
         }
     }
 
-    /// Leaves what is drawn on the screen, and goes on below it.
+    /// Leaves the last frame on the screen, and continues below it.
     pub(crate) fn leave(&self) {
         self.lock().drawn = 0;
     }
@@ -107,14 +107,14 @@ impl Screen {
 }
 
 impl State {
-    /// The news since the last frame, and these lines in place of those drawn before.
+    /// The messages since the last frame, and these lines in place of the last ones.
     fn frame(&mut self, lines: &[String]) -> String {
-        // Without wrapping, a line that is too long for the terminal is cut and stays one line.
+        // Without wrapping, a long line is cut and stays one line.
         let mut frame = String::from("\x1b[?7l");
         if self.drawn > 0 {
             let _ = write!(frame, "\x1b[{}A", self.drawn);
         }
-        for line in self.news.drain(..).chain(lines.iter().cloned()) {
+        for line in self.messages.drain(..).chain(lines.iter().cloned()) {
             let _ = write!(frame, "\r{line}\x1b[K\n");
         }
         frame.push_str("\x1b[J\x1b[?7h");
@@ -221,7 +221,7 @@ fn paint(text: &str, colour: &str, colours: bool) -> String {
     }
 }
 
-/// A time as one reads it.
+/// A time for people.
 pub(crate) fn wait(time: Option<Duration>) -> String {
     let Some(time) = time else {
         return "-".to_owned();
@@ -234,7 +234,7 @@ pub(crate) fn wait(time: Option<Duration>) -> String {
     }
 }
 
-/// Prints at once. That nobody reads it any more is an error, which ends the demo.
+/// Prints at once. A closed pipe is an error, which ends the demo.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -264,12 +264,12 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_replaces_the_one_before_and_keeps_the_news_above_it() {
+    fn a_frame_replaces_the_one_before_and_keeps_the_messages_above_it() {
         let mut state = State::default();
-        state.news.push("first".to_owned());
+        state.messages.push("first".to_owned());
         let lines = ["a".to_owned(), "b".to_owned()];
         assert!(!state.frame(&lines).contains("\x1b[2A"));
-        state.news.push("second".to_owned());
+        state.messages.push("second".to_owned());
         let frame = state.frame(&lines);
         assert!(
             frame.starts_with("\x1b[?7l\x1b[2A\rsecond\x1b[K\n\ra"),

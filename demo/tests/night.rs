@@ -55,8 +55,8 @@ async fn a_night_that_is_interrupted_leaves_nothing_on_the_servers() {
     let mut command = demo(&["--seconds", "60"]);
     let mut night = Night(command.stdout(Stdio::piped()).spawn().unwrap());
     let lines = BufReader::new(night.0.stdout.take().unwrap()).lines();
-    let mut news = lines.map_while(Result::ok);
-    assert!(news.any(|line| line.contains("somebody exports")));
+    let mut printed = lines.map_while(Result::ok);
+    assert!(printed.any(|line| line.contains("somebody exports")));
 
     let id = night.0.id();
     let broker = on_server(AMQP_URL, &format!("main-{id}-0"));
@@ -68,7 +68,7 @@ async fn a_night_that_is_interrupted_leaves_nothing_on_the_servers() {
     let process = Pid::from_raw(i32::try_from(id).unwrap()).unwrap();
     kill_process(process, Signal::INT).unwrap();
     // Read to its end, so that a full pipe does not hold it up.
-    news.for_each(drop);
+    printed.for_each(drop);
     assert_eq!(night.0.wait().unwrap().code(), Some(130));
     depth(&broker, "hotel.critical").await.unwrap_err();
     database.migrate().await.unwrap_err();

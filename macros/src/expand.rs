@@ -1,4 +1,4 @@
-//! What the macros write.
+//! Generates the code of the macros.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
@@ -9,7 +9,7 @@ use crate::name::uniqueness_guard;
 use crate::options::{ContractOptions, HandlerOptions};
 use crate::signature::{self, Arguments};
 
-/// `#[task(…)] async fn …`: the function as it is, and what registers it.
+/// `#[task(…)] async fn …`: the function unchanged, and its registration.
 pub(crate) fn handler(options: TokenStream, function: TokenStream) -> TokenStream {
     let registration =
         register(options, function.clone()).unwrap_or_else(syn::Error::into_compile_error);
@@ -22,7 +22,7 @@ pub(crate) fn handler(options: TokenStream, function: TokenStream) -> TokenStrea
 fn register(options: TokenStream, function: TokenStream) -> syn::Result<TokenStream> {
     let function: ItemFn = match syn::parse2(function.clone()) {
         Ok(function) => function,
-        // The compiler says what is wrong with the function itself, and says it better.
+        // The compiler reports errors of the function itself better.
         Err(_) if is_function_with_body(&function) => return Ok(TokenStream::new()),
         Err(_) => {
             return Err(syn::Error::new(
@@ -69,7 +69,7 @@ fn submit(
         quote!(_)
     };
     let running = run(options, arguments, signature);
-    // With the function's own span on every token, the place that is recorded is the function's line.
+    // With the function's span on every token, the recorded place is the function's line.
     let span = signature.ident.span();
     let located = respan(library, span);
     let registration = quote_spanned! {span=>
@@ -85,7 +85,7 @@ fn submit(
     }
 }
 
-/// The call of the handler. The spans are such that the compiler points at what is wrong: the
+/// The call of the handler. Its spans make the compiler point at the mistake: the
 /// second argument's type, or the return type.
 fn run(options: &HandlerOptions, arguments: &Arguments<'_>, signature: &Signature) -> TokenStream {
     let library = &options.library;
@@ -166,7 +166,7 @@ fn implement(
     conditions: &[&Attribute],
 ) -> TokenStream {
     let guard = uniqueness_guard(name);
-    // With the payload's own span, a payload without serde is what the compiler points at.
+    // With the payload's span, the compiler points at a payload without serde.
     let implementation = quote_spanned! {payload.span()=>
         #[automatically_derived]
         impl #library::Task for #payload {
@@ -181,7 +181,7 @@ fn implement(
     }
 }
 
-/// The `#[cfg]`s that the compiler has not looked at yet: what they leave out, nothing may name.
+/// The `#[cfg]`s that the compiler has not evaluated yet: generated code must not name an item that they remove.
 fn conditions(attributes: &[Attribute]) -> Vec<&Attribute> {
     attributes
         .iter()

@@ -1,7 +1,7 @@
 //! The macros of [tierline](https://docs.rs/tierline); use them through that crate.
 //!
-//! They are sugar: what they write can be written by hand, and a function under `#[task]` stays as
-//! it is.
+//! They are sugar: you can write by hand everything that they generate, and `#[task]` leaves its function
+//! unchanged.
 
 mod expand;
 mod name;
@@ -31,23 +31,23 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The function takes its payload by value, and the `Context` as a second argument if it wants it.
-/// It returns `Result<(), TaskError>`, or anything else that is `IntoOutcome`. The macro leaves it
-/// untouched, implements `Task` for the payload, and adds the handler to `Registry::collected`.
+/// The function takes its payload by value, and optionally the `Context` as a second argument.
+/// It returns `Result<(), TaskError>`, or any other `IntoOutcome`. The macro leaves it
+/// unchanged, implements `Task` for the payload, and adds the handler to `Registry::collected`.
 ///
 /// | option | meaning | default |
 /// |---|---|---|
-/// | `name = "email.send_otp"` | the task's name in the map; left out where the payload has `#[derive(Task)]` | |
+/// | `name = "email.send_otp"` | the task's name in the map; omitted if the payload has `#[derive(Task)]` | |
 /// | `retries = 5` | how many times it runs again after the first attempt; 0 for never | 3 |
 /// | `backoff = "1s"` | the delay before the first retry, doubled for each one after it | `"1s"` |
-/// | `backoff_max = "10m"` | no delay is longer | `"10m"` |
+/// | `backoff_max = "10m"` | the longest delay | `"10m"` |
 /// | `jitter = false` | whether delays are drawn from their upper half | `true` |
-/// | `timeout = "20s"` | the hard limit, at which the attempt is dropped and has failed | `"6m"` |
+/// | `timeout = "20s"` | the hard limit, at which the attempt is dropped and fails | `"6m"` |
 /// | `soft_timeout = "15s"` | the soft limit, at which the context is cancelled | 5/6 of `timeout` |
-/// | `blocking` | for a plain `fn`, which then runs off the async threads | |
-/// | `crate = "path"` | where tierline is, if it was renamed or re-exported | `"::tierline"` |
+/// | `blocking` | for a plain `fn`, which runs off the async threads | |
+/// | `crate = "path"` | the path of tierline, if it was renamed or re-exported | `"::tierline"` |
 ///
-/// A name that is given twice in one crate does not compile.
+/// Two tasks with the same name in one crate do not compile.
 #[proc_macro_attribute]
 pub fn task(options: TokenStream, function: TokenStream) -> TokenStream {
     expand::handler(options.into(), function.into()).into()
@@ -71,7 +71,7 @@ pub fn task(options: TokenStream, function: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// Those who publish need only the type. The handler, in whichever crate, is then marked `#[task]`
+/// Publishers need only the type. The handler, in any crate, has `#[task]`
 /// without a name. Besides `name` there is `crate = "path"`, as for the handler.
 #[proc_macro_derive(Task, attributes(task))]
 pub fn derive_task(input: TokenStream) -> TokenStream {

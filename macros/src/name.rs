@@ -1,4 +1,4 @@
-//! Names of tasks: what is allowed, and how a second use within a crate is made a compile error.
+//! Names of tasks: validation, and the compile error for a second use within a crate.
 
 use proc_macro2::TokenStream;
 use quote::quote_spanned;
@@ -21,10 +21,10 @@ pub(crate) fn check(name: &LitStr) -> syn::Result<()> {
     Err(syn::Error::new(name.span(), problem))
 }
 
-/// An item that exists once per crate and name, wherever in the crate it is written.
+/// An item that can exist only once per crate and name, in any module.
 ///
 /// An exported macro belongs to the root of its crate, whatever module it is in, so two of one name
-/// collide. The compiler then points at both names and shows the item's own, which says what to do.
+/// collide. The compiler points at both names and shows the item's name, which tells what to do.
 pub(crate) fn uniqueness_guard(name: &LitStr) -> TokenStream {
     let guard = Ident::new(
         &format!("rename_one_of_the_tasks_named_{}", encode(&name.value())),

@@ -1,4 +1,4 @@
-//! What stands in the parentheses of `#[task(…)]`.
+//! Parses the options in `#[task(…)]`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::name;
 const HANDLER_OPTIONS: &str =
     "name, retries, backoff, backoff_max, jitter, timeout, soft_timeout, blocking, crate";
 
-/// What `TaskOptions::new` has; the registry checks again.
+/// The default of `TaskOptions::new`; the registry checks again.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(360);
 const DEFAULT_BACKOFF_MAX: Duration = Duration::from_secs(600);
 
@@ -23,7 +23,7 @@ pub(crate) struct HandlerOptions {
     pub(crate) name: Option<LitStr>,
     pub(crate) blocking: Option<Span>,
     pub(crate) library: Path,
-    /// The calls that set what was given, on top of the defaults.
+    /// The calls that set the given options.
     pub(crate) setters: TokenStream,
 }
 
@@ -230,7 +230,7 @@ impl TaskOption {
 
     fn literal(&self) -> Option<&Lit> {
         let mut value = self.value.as_ref()?;
-        // A value that a `macro_rules!` passes on comes in an invisible group.
+        // A value that a `macro_rules!` passes on is in an invisible group.
         while let syn::Expr::Group(group) = value {
             value = &group.expr;
         }
@@ -254,7 +254,7 @@ impl TaskOption {
     }
 }
 
-/// The durations that the library reads: the same texts are the tests of both.
+/// The durations that the library reads; both have the same tests.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let is_number = |character: char| character.is_ascii_digit() || character == '.';
     let words: Vec<&str> = text.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! What a handler's signature must be, and what to do where it is not.
+//! Checks a handler's signature, and explains mistakes.
 
 use syn::spanned::Spanned;
 use syn::{FnArg, Safety, Signature, Type};
@@ -118,7 +118,7 @@ fn missing_payload(span: proc_macro2::Span) -> syn::Error {
     )
 }
 
-/// A guess by the name alone, for better messages; the type itself is checked by the compiler.
+/// A guess by the name alone, for better messages; the compiler checks the type itself.
 fn is_named_context(argument: &Type) -> bool {
     matches!(argument, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "Context"))
 }

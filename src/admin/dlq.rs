@@ -1,4 +1,4 @@
-//! Dead letters.
+//! The dead-letter endpoints.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,21 +11,21 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::Desk;
 use super::problem::Problem;
+use super::{AdminState, MAX_BULK_REDRIVES};
 use crate::dead::{
-    Canary, DeadLetters, Filter, Operation, Page, Reason, State as Standing, parse_time,
+    Canary, DeadLetters, Filter, Operation, Page, Reason, State as StateFilter, parse_time,
 };
 use crate::task::IntoDuration;
 
-/// The time of which failures are grouped, unless `since` is given.
+/// The time window of groups if `since` is missing.
 const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
 
-type Answer<T = Json<Value>> = Result<T, Problem>;
-type Asked<T> = Result<Query<T>, QueryRejection>;
+type ApiResult<T = Json<Value>> = Result<T, Problem>;
+type QueryResult<T> = Result<Query<T>, QueryRejection>;
 type Body = Result<Bytes, BytesRejection>;
 
-/// Which rows, in the query of a URL or in the body of a bulk redrive.
+/// The filter in the query of a URL or in the body of a bulk redrive.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ListQuery {
@@ -33,7 +33,7 @@ pub(super) struct ListQuery {
     task: Option<String>,
     reason: Option<Reason>,
     fingerprint: Option<String>,
-    state: Option<Standing>,
+    state: Option<StateFilter>,
     since: Option<String>,
     until: Option<String>,
     text: Option<String>,
@@ -41,7 +41,7 @@ pub(super) struct ListQuery {
     after: Option<String>,
 }
 
-/// Who asks, and why.
+/// The operator and the reason.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct By {
@@ -51,7 +51,7 @@ pub(super) struct By {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Most {
+pub(super) struct LimitQuery {
     limit: Option<u16>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Most {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Bulk {
-    /// Must be given: `{}` is everything that is dead. As fields, because a list would be read as the
+    /// Required: `{}` selects every dead row. It is a map of fields, because serde would read a list as the
     /// fields in their order, and an empty one as everything.
     filter: Map<String, Value>,
     rate: Option<u32>,
@@ -70,60 +70,66 @@ struct Bulk {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Bird {
+struct CanaryBody {
     count: u32,
     success: Option<f64>,
     wait: Option<String>,
 }
 
-pub(super) async fn by_tier(State(desk): State<Desk>) -> Answer {
-    let tiers = desk.letters.by_tier().await?;
+pub(super) async fn by_tier(State(admin): State<AdminState>) -> ApiResult {
+    let tiers = admin.letters.by_tier().await?;
     Ok(Json(json!({ "tiers": tiers })))
 }
 
-pub(super) async fn list(State(desk): State<Desk>, query: Asked<ListQuery>) -> Answer {
+pub(super) async fn list(
+    State(admin): State<AdminState>,
+    query: QueryResult<ListQuery>,
+) -> ApiResult {
     let mut query = read_query(query)?;
     let size = query.limit.take().unwrap_or(50);
     let page = match query.after.take() {
         Some(cursor) => Page::after(size, cursor.parse()?),
         None => Page::first(size),
     };
-    let filter = desk.checked(query.filter()?).await?;
-    let listed = desk.letters.list(&filter, page).await?;
+    let filter = admin.checked(query.filter()?).await?;
+    let listed = admin.letters.list(&filter, page).await?;
     Ok(Json(json!(listed)))
 }
 
-pub(super) async fn groups(State(desk): State<Desk>, query: Asked<ListQuery>) -> Answer {
+pub(super) async fn groups(
+    State(admin): State<AdminState>,
+    query: QueryResult<ListQuery>,
+) -> ApiResult {
     let mut query = read_query(query)?;
     let most = query.limit.take().unwrap_or(20);
     if query.after.is_some() {
         return Err(Problem::bad("groups have no pages: leave `after` out"));
     }
-    let mut filter = desk.checked(query.filter()?).await?;
-    // Every row of the window is counted, so there is one.
+    let mut filter = admin.checked(query.filter()?).await?;
+    // Postgres counts every row of the window, so there is always one.
     let until = filter.until.unwrap_or_else(SystemTime::now);
     let window = until.checked_sub(GROUPS_WINDOW);
     filter.since = filter.since.or(window).or(Some(SystemTime::UNIX_EPOCH));
-    let groups = desk.letters.groups(&filter, most).await?;
+    let groups = admin.letters.groups(&filter, most).await?;
     Ok(Json(json!({ "groups": groups })))
 }
 
-pub(super) async fn show(State(desk): State<Desk>, Path(id): Path<String>) -> Answer {
-    let letter = desk.letters.get(number(&id)?).await?;
-    let assessment = desk.letters.assess(&letter.summary).await;
+pub(super) async fn show(State(admin): State<AdminState>, Path(id): Path<String>) -> ApiResult {
+    let letter = admin.letters.get(number(&id)?).await?;
+    let assessment = admin.letters.assess(&letter.summary).await;
     let mut shown = json!(letter);
     shown["assessment"] = json!(assessment);
     Ok(Json(shown))
 }
 
 pub(super) async fn redrive(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     Path(id): Path<String>,
     body: Body,
-) -> Answer {
+) -> ApiResult {
     let id = number(&id)?;
     let by: By = read_body(body, true)?;
-    let receipt = by.of(&desk.letters).redrive(id).await?;
+    let receipt = by.of(&admin.letters).redrive(id).await?;
     Ok(Json(json!({
         "id": id,
         "message_id": receipt.id.as_str(),
@@ -132,33 +138,33 @@ pub(super) async fn redrive(
 }
 
 pub(super) async fn discard(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     Path(id): Path<String>,
-    query: Asked<By>,
-) -> Answer<StatusCode> {
+    query: QueryResult<By>,
+) -> ApiResult<StatusCode> {
     let id = number(&id)?;
     let by = read_query(query)?;
-    by.of(&desk.letters).discard(id).await?;
+    by.of(&admin.letters).discard(id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn redrive_all(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     body: Body,
-) -> Answer<(StatusCode, Json<Operation>)> {
+) -> ApiResult<(StatusCode, Json<Operation>)> {
     let bulk: Bulk = read_body(body, false)?;
     let by = By {
         by: bulk.by,
         because: bulk.because,
     };
-    let letters = by.of(&desk.letters);
+    let letters = by.of(&admin.letters);
     let filter: ListQuery = fields(bulk.filter)?;
     if filter.limit.is_some() || filter.after.is_some() {
         let problem =
-            "`limit` and `after` are for lists: a redrive takes all that the filter means";
+            "`limit` and `after` are for lists: a redrive takes every row that the filter selects";
         return Err(Problem::bad(problem));
     }
-    let filter = desk.checked(filter.filter()?).await?;
+    let filter = admin.checked(filter.filter()?).await?;
     let mut redriving = letters.redrive_all(filter);
     if let Some(rate) = bulk.rate {
         if rate == 0 {
@@ -166,68 +172,76 @@ pub(super) async fn redrive_all(
         }
         redriving = redriving.rate(rate);
     }
-    if let Some(bird) = bulk.canary {
-        redriving = redriving.canary(fields::<Bird>(bird)?.canary()?);
+    if let Some(body) = bulk.canary {
+        redriving = redriving.canary(fields::<CanaryBody>(body)?.canary()?);
     }
-    // The permit is kept until it has ended; its progress is in its operation.
-    let operation = redriving.run_in_background(desk.permit()?).await?;
+    // The permit is held until the redrive ends; its progress is in its operation.
+    let operation = redriving.run_in_background(admin.permit()?).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }
 
-pub(super) async fn operations(State(desk): State<Desk>, query: Asked<Most>) -> Answer {
+pub(super) async fn operations(
+    State(admin): State<AdminState>,
+    query: QueryResult<LimitQuery>,
+) -> ApiResult {
     let most = read_query(query)?.limit.unwrap_or(50);
     if most == 0 || most > Page::LARGEST {
-        return Err(Problem::bad(format!("`limit` is 1 to {}", Page::LARGEST)));
+        return Err(Problem::bad(format!(
+            "`limit` must be 1 to {}",
+            Page::LARGEST
+        )));
     }
-    let operations = desk.letters.operations(most).await?;
+    let operations = admin.letters.operations(most).await?;
     Ok(Json(json!({ "operations": operations })))
 }
 
 pub(super) async fn operation(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     Path(id): Path<String>,
-) -> Answer<Json<Operation>> {
-    Ok(Json(desk.letters.operation(number(&id)?).await?))
+) -> ApiResult<Json<Operation>> {
+    Ok(Json(admin.letters.operation(number(&id)?).await?))
 }
 
 pub(super) async fn stop(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     Path(id): Path<String>,
     body: Body,
-) -> Answer<Json<Operation>> {
+) -> ApiResult<Json<Operation>> {
     let id = number(&id)?;
     let by: By = read_body(body, true)?;
-    by.of(&desk.letters).stop(id).await?;
-    Ok(Json(desk.letters.operation(id).await?))
+    by.of(&admin.letters).stop(id).await?;
+    Ok(Json(admin.letters.operation(id).await?))
 }
 
 pub(super) async fn resume(
-    State(desk): State<Desk>,
+    State(admin): State<AdminState>,
     Path(id): Path<String>,
     body: Body,
-) -> Answer<(StatusCode, Json<Operation>)> {
+) -> ApiResult<(StatusCode, Json<Operation>)> {
     let id = number(&id)?;
     let by: By = read_body(body, true)?;
-    let letters = by.of(&desk.letters);
-    // What cannot be resumed says so, also where no more may run.
+    let letters = by.of(&admin.letters);
+    // Checked before the permit: an operation that cannot be resumed is reported even at the limit.
     letters.resumable(id).await?;
-    let operation = letters.resume_in_background(id, desk.permit()?).await?;
+    let operation = letters.resume_in_background(id, admin.permit()?).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }
 
-impl Desk {
-    /// Refuses a tier that nobody knows: the filter would mean nothing, in silence.
-    async fn checked(&self, filter: Filter) -> Answer<Filter> {
+impl AdminState {
+    /// Refuses an unknown tier: a filter with it would select nothing without an error.
+    async fn checked(&self, filter: Filter) -> ApiResult<Filter> {
         if let Some(tier) = &filter.tier {
             self.letters.check_tier(tier).await?;
         }
         Ok(filter)
     }
 
-    fn permit(&self) -> Answer<tokio::sync::OwnedSemaphorePermit> {
+    fn permit(&self) -> ApiResult<tokio::sync::OwnedSemaphorePermit> {
         let permit = std::sync::Arc::clone(&self.bulks).try_acquire_owned();
         permit.map_err(|_| {
-            let detail = "as many bulk redrives run here as may: stop one, or wait";
+            let detail = format!(
+                "concurrent bulk redrive limit ({MAX_BULK_REDRIVES}) reached: stop one, or wait"
+            );
             Problem::new(StatusCode::TOO_MANY_REQUESTS, detail)
         })
     }
@@ -242,15 +256,15 @@ impl By {
     }
 }
 
-impl Bird {
-    fn canary(self) -> Answer<Canary> {
+impl CanaryBody {
+    fn canary(self) -> ApiResult<Canary> {
         if self.count == 0 {
             return Err(Problem::bad("`canary.count` must be at least 1"));
         }
         let mut canary = Canary::of(self.count);
         if let Some(share) = self.success {
             if !(0.0..=1.0).contains(&share) {
-                return Err(Problem::bad("`canary.success` is a share, from 0 to 1"));
+                return Err(Problem::bad("`canary.success` must be from 0 to 1"));
             }
             canary = canary.success(share);
         }
@@ -262,7 +276,7 @@ impl Bird {
 }
 
 impl ListQuery {
-    fn filter(self) -> Answer<Filter> {
+    fn filter(self) -> ApiResult<Filter> {
         let now = SystemTime::now();
         let time = |text: Option<String>| {
             let time = text.map(|text| parse_time(&text, now)).transpose();
@@ -281,18 +295,18 @@ impl ListQuery {
     }
 }
 
-fn number(text: &str) -> Answer<i64> {
+fn number(text: &str) -> ApiResult<i64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| digits);
-    number.ok_or_else(|| Problem::bad("the number in the path is none that a row can have"))
+    number.ok_or_else(|| Problem::bad("the id in the path is not a valid row id"))
 }
 
-fn read_query<T>(query: Asked<T>) -> Answer<T> {
+fn read_query<T>(query: QueryResult<T>) -> ApiResult<T> {
     let query = query.map_err(|rejection| Problem::bad(rejection.body_text()))?;
     Ok(query.0)
 }
 
-fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> Answer<T> {
+fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> ApiResult<T> {
     let body = body.map_err(|rejection| Problem::new(rejection.status(), rejection.body_text()))?;
     let body = match body.is_empty() && may_be_empty {
         true => b"{}",
@@ -301,10 +315,10 @@ fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> Answer<T> {
     fields(serde_json::from_slice(body).map_err(wrong_body)?)
 }
 
-fn fields<T: DeserializeOwned>(fields: Map<String, Value>) -> Answer<T> {
+fn fields<T: DeserializeOwned>(fields: Map<String, Value>) -> ApiResult<T> {
     serde_json::from_value(Value::Object(fields)).map_err(wrong_body)
 }
 
 fn wrong_body(error: serde_json::Error) -> Problem {
-    Problem::bad(format!("the body is not what it should be: {error}"))
+    Problem::bad(format!("the body is invalid: {error}"))
 }

@@ -1,7 +1,7 @@
 //! The admin HTTP API (feature `admin`): dead letters as JSON, behind a token.
 //!
-//! [`router`] gives an axum router to nest in any app; `tierline serve` serves it alone. What it
-//! answers is described at `openapi.json`, from the same list of routes that the router is made of.
+//! [`router`] returns an axum router to nest in any app; `tierline serve` serves it alone. `openapi.json`
+//! describes the API, from the same list of routes as the router.
 
 mod dlq;
 mod openapi;
@@ -24,14 +24,14 @@ pub use token::Token;
 use crate::dead::DeadLetters;
 use problem::Problem;
 
-/// The largest body that is read, in bytes.
+/// The largest request body, in bytes.
 pub const MAX_BODY: usize = 64 << 10;
 /// How many bulk redrives one server runs at once.
-const BULKS: usize = 4;
+const MAX_BULK_REDRIVES: usize = 4;
 
-/// What every request is answered from.
+/// The state that all handlers share.
 #[derive(Clone)]
-struct Desk {
+struct AdminState {
     letters: DeadLetters,
     bulks: Arc<Semaphore>,
 }
@@ -48,31 +48,31 @@ struct Desk {
 /// # Ok(my_app) }
 /// ```
 pub fn router(letters: DeadLetters, token: Token) -> Router {
-    let desk = Desk {
+    let admin = AdminState {
         letters,
-        bulks: Arc::new(Semaphore::new(BULKS)),
+        bulks: Arc::new(Semaphore::new(MAX_BULK_REDRIVES)),
     };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(route.path, route.answer);
     }
     router
-        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no endpoint has this path"))
         .method_not_allowed_fallback(async || {
-            let detail = "this path has other methods than that";
+            let detail = "the endpoint at this path does not support this method";
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        // The outermost: without the token nothing else is looked at.
+        // The outermost layer: a request without the token is refused before anything else runs.
         .layer(middleware::from_fn_with_state(token, token::check))
         .layer(middleware::map_response(protect))
-        .with_state(desk)
+        .with_state(admin)
 }
 
-/// A path and what answers there. The description is checked to have the same paths.
+/// A path and its handler. A test checks that the description has the same paths.
 struct Route {
     path: &'static str,
-    answer: MethodRouter<Desk>,
+    answer: MethodRouter<AdminState>,
 }
 
 fn routes() -> Vec<Route> {
@@ -92,7 +92,7 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// Answers are for those who asked: no cache keeps them, no browser takes them for a page.
+/// Responses are private: caches must not store them, and browsers must not guess their type.
 async fn protect(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -1,19 +1,19 @@
-//! The description of the API, for people and for programs that make clients or try it out.
+//! The OpenAPI description, for people and for client generators.
 
 use serde_json::{Value, json};
 
 use crate::dead::{Filter, Page, Reason, RedriveOutcome, State, TIME_PATTERN, UNROUTED};
 use crate::topology::DURATION_PATTERN;
 
-/// The API as OpenAPI 3.1. The sets of words and the forms of times are those of the code. Tests compare the
-/// paths with the router's, send every example to it, and hold its answers against the schemas.
+/// The API as OpenAPI 3.1. Enumerations and time patterns are those of the code. Tests compare the paths with
+/// the router's, send every example to it, and validate its responses against the schemas.
 pub fn description() -> Value {
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "tierline admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Dead letters: read, grouped, redriven, discarded.",
+            "description": "Read, group, redrive and discard dead letters.",
         },
         "servers": [{ "url": "/admin" }],
         "security": [{ "token": [] }],
@@ -25,7 +25,7 @@ pub fn description() -> Value {
     })
 }
 
-/// A text that Postgres can be asked for.
+/// A text that Postgres can store.
 const TEXT: &str = "^[^\\u0000]+$";
 
 fn paths() -> Value {
@@ -37,49 +37,49 @@ fn paths() -> Value {
         },
         "/dlq": {
             "get": operation(
-                "Rows, those that died last first",
+                "Rows, the latest death first",
                 with(json!([limit(), {
                     "name": "after", "in": "query",
                     "schema": {
                         "type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,19}$",
                         "examples": ["1769853600000000-4711"],
                     },
-                    "description": "`next` of the page before",
+                    "description": "`next` of the previous page",
                 }])),
                 None, 200, "List",
             ),
         },
         "/dlq/groups": {
             "get": operation(
-                "Failures that are the same, of the 24 hours until now or `until`, unless `since` is given",
+                "Groups of equal failures of the 24 hours before now or `until`, unless `since` is given",
                 with(json!([limit()])), None, 200, "Groups",
             ),
         },
         "/dlq/redrive": {
             "post": operation(
-                "Redrives all dead rows that a filter means, in the background",
+                "Redrives all dead rows that a filter selects, in the background",
                 json!([]), Some(("Bulk", bulk_examples(), true)), 202, "Operation",
             ),
         },
         "/dlq/operations": {
-            "get": operation("What was done to many rows at once", json!([limit()]), None, 200, "Operations"),
+            "get": operation("Operations on many rows", json!([limit()]), None, 200, "Operations"),
         },
         "/dlq/operations/{id}": {
-            "get": operation("An operation, and how far it is", json!([id()]), None, 200, "Operation"),
+            "get": operation("An operation and its progress", json!([id()]), None, 200, "Operation"),
         },
         "/dlq/operations/{id}/stop": {
-            "post": operation("Tells a redrive to stop", json!([id()]), Some(("By", by_examples(), false)), 200, "Operation"),
+            "post": operation("Stops a redrive after its batch", json!([id()]), Some(("By", by_examples(), false)), 200, "Operation"),
         },
         "/dlq/operations/{id}/resume": {
             "post": operation(
-                "Goes on with a redrive that was stopped", json!([id()]),
+                "Resumes a redrive that was stopped", json!([id()]),
                 Some(("By", by_examples(), false)), 202, "Operation",
             ),
         },
         "/dlq/{id}": {
-            "get": operation("A row with all that is known of it", json!([id()]), None, 200, "DeadLetter"),
+            "get": operation("A row with all its fields", json!([id()]), None, 200, "DeadLetter"),
             "delete": operation(
-                "Discards a dead row: it stays until its retention ends",
+                "Discards a dead row, which stays until its retention ends",
                 json!([id(), note("by", "ada"), note("because", "the order was cancelled")]),
                 None, 204, "",
             ),
@@ -102,19 +102,19 @@ fn operation(
 ) -> Value {
     let mut responses = json!({});
     responses[status.to_string()] = match answer {
-        "" => json!({ "description": "done" }),
+        "" => json!({ "description": "success" }),
         answer => json!({
-            "description": "done",
+            "description": "success",
             "content": { "application/json": { "schema": reference(answer) } },
         }),
     };
     for (status, description) in [
-        ("400", "the request is not what it should be"),
+        ("400", "the request is invalid"),
         ("401", "the token is missing or wrong"),
-        ("404", "there is no such row"),
-        ("409", "it cannot be done to this row"),
+        ("404", "no row has this id"),
+        ("409", "the state of the row does not allow this"),
         ("413", "the body is too large"),
-        ("429", "too many bulk redrives run already"),
+        ("429", "the limit of concurrent bulk redrives is reached"),
         ("503", "the database or the broker does not answer"),
     ] {
         responses[status] = json!({
@@ -161,13 +161,13 @@ fn limit() -> Value {
     })
 }
 
-/// Who, or why: kept in the log, and cut where it is too long.
+/// The operator, or the reason. The log keeps it, shortened if it is too long.
 fn note(name: &str, example: &str) -> Value {
     json!({ "name": name, "in": "query", "schema": { "type": "string", "examples": [example] } })
 }
 
-/// What a filter may have, each with its schema and what there is to say about it. The same in a query and in
-/// the body of a bulk redrive.
+/// The fields of a filter, each with its schema and description. The same in a query and in the body of a bulk
+/// redrive.
 fn filter_fields() -> [(&'static str, Value, &'static str); 8] {
     let text = |example: &str| {
         json!({
@@ -181,7 +181,7 @@ fn filter_fields() -> [(&'static str, Value, &'static str); 8] {
             "examples": ["24h", "90 min", "2026-01-31T10:00:00Z", "2026-10-20T23:05:09.250+02:00"],
         })
     };
-    let died = "so long ago, such as 24h, or a time with its offset, such as 2026-01-31T10:00:00Z";
+    let died = "a duration before now, such as 24h, or a time with its offset, such as 2026-01-31T10:00:00Z";
     [
         (
             "tier",
@@ -193,7 +193,7 @@ fn filter_fields() -> [(&'static str, Value, &'static str); 8] {
         (
             "fingerprint",
             text("696d4bea8bd92d42"),
-            "the group of failures",
+            "the fingerprint of a group of failures",
         ),
         ("state", states(), ""),
         ("since", time(), died),
@@ -201,7 +201,7 @@ fn filter_fields() -> [(&'static str, Value, &'static str); 8] {
         (
             "text",
             text("connection refused"),
-            "in error, id or payload; needs `since` too",
+            "in the error, id or payload, ignoring case; needs `since` too",
         ),
     ]
 }
@@ -217,19 +217,19 @@ fn filter_parameters() -> Value {
 
 fn by_examples() -> Value {
     json!({
-        "on record": { "value": { "by": "ada", "because": "the provider is back" } },
+        "with an operator": { "value": { "by": "ada", "because": "the provider is back" } },
         "as the admin API": { "value": {} },
     })
 }
 
 fn bulk_examples() -> Value {
     json!({
-        "all that is dead": { "value": { "filter": {} } },
-        "of the last day, slowly": { "value": {
+        "all dead rows": { "value": { "filter": {} } },
+        "the last day, at a rate": { "value": {
             "filter": { "reason": "retries exhausted", "since": "24h" },
             "rate": 50, "by": "ada", "because": "the provider is back",
         } },
-        "a few first": { "value": {
+        "with a canary": { "value": {
             "filter": { "text": "connection refused", "since": "2026-01-31T10:00:00Z" },
             "canary": { "count": 10, "success": 0.9, "wait": "10m" },
         } },
@@ -244,7 +244,7 @@ fn states() -> Value {
     json!({ "type": "string", "enum": State::ALL })
 }
 
-/// An object with these properties; those that may be null may also be missing.
+/// An object with these properties; nullable ones may also be missing.
 fn object(properties: Value, required: &[&str], is_closed: bool) -> Value {
     json!({
         "type": "object",
@@ -274,7 +274,7 @@ fn schemas() -> Value {
     for (name, schema, _) in filter_fields() {
         filter[name] = or_null(schema);
     }
-    // Only what is dead can be redriven.
+    // Only dead rows can be redriven.
     filter["state"] = or_null(json!({ "type": "string", "enum": [State::Dead] }));
     let by = json!({ "by": maybe("string"), "because": maybe("string") });
     let canary = object(

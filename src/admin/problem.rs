@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::Error;
 
-/// What went wrong with a request.
+/// The problem of a request.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -42,9 +42,9 @@ impl From<Error> for Problem {
         if status != StatusCode::SERVICE_UNAVAILABLE {
             return Self::new(status, error.to_string());
         }
-        // What is behind the server is nobody's business: it is in the log.
+        // Details of the servers behind the API go to the log, not to the client.
         tracing::error!(%error, "a request to the admin API failed");
-        let detail = "the database or the broker does not answer as it should: see the log";
+        let detail = "the database or the broker failed: see the server's log";
         Self::new(status, detail)
     }
 }

@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Authorization.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use subtle::ConstantTimeEq;
 use super::problem::Problem;
 use crate::Error;
 
-/// The shortest token, in bytes: nobody guesses as many random ones.
+/// The shortest token, in bytes: too long to guess if drawn at random.
 const SHORTEST: usize = 16;
 
 /// The secret that every request to the admin API must carry. There is no default.
 #[derive(Clone)]
 pub struct Token {
-    /// Of all lengths alike, so that comparing tells nothing about the length either.
+    /// A hash, so that all tokens have the same length and comparing reveals nothing about it.
     hash: Arc<[u8; 32]>,
 }
 
@@ -27,7 +27,7 @@ impl Token {
     /// A token of at least 16 bytes. Draw it at random: `openssl rand -hex 32`.
     ///
     /// # Errors
-    /// [`Error::InvalidToken`] where it is shorter.
+    /// [`Error::InvalidToken`] if it is shorter.
     pub fn new(token: impl AsRef<str>) -> Result<Self, Error> {
         let token = token.as_ref();
         if token.len() < SHORTEST || token.trim() != token {
@@ -50,7 +50,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Lets requests through that carry the token.
+/// Lets only requests with the token through.
 pub(super) async fn check(State(token): State<Token>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION);
     let given = given.and_then(|value| bearer(value.as_bytes()));

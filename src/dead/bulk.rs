@@ -1,20 +1,20 @@
-//! Many dead letters back: in batches, at a rate, after a canary, stoppable and resumable.
+//! Bulk redrive: in batches, at a rate, after a canary, stoppable and resumable.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::bulk_runner::BulkRunner;
 use super::redrive::to_its_end;
-use super::run::Run;
 use super::{DeadLetters, Filter, Operation, OperationKind, OperationState, State};
 use crate::Error;
 
-/// A few first: the rest follows only when enough of them succeed.
+/// A sample that is redriven first. The rest follows only if enough of the sample succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Canary {
-    /// How many go first.
+    /// How many rows the sample has.
     pub count: u32,
     /// The share of them that must succeed, from 0 to 1.
     pub success: f64,
@@ -23,7 +23,7 @@ pub struct Canary {
 }
 
 impl Canary {
-    /// So many first, nine of ten of which must succeed within ten minutes.
+    /// A sample of `count` rows, of which 90 % must succeed within ten minutes.
     pub fn of(count: u32) -> Self {
         Self {
             count: count.max(1),
@@ -32,7 +32,7 @@ impl Canary {
         }
     }
 
-    /// The share of them that must succeed, from 0 to 1.
+    /// Sets the share of them that must succeed, from 0 to 1.
     pub fn success(mut self, share: f64) -> Self {
         self.success = if share.is_finite() {
             share.clamp(0.0, 1.0)
@@ -42,14 +42,14 @@ impl Canary {
         self
     }
 
-    /// How long to wait for their outcome.
+    /// Sets how long to wait for their outcome.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 }
 
-/// A redrive of many rows that is about to run. Get it from [`DeadLetters::redrive_all`].
+/// A bulk redrive that has not begun. Get it from [`DeadLetters::redrive_all`].
 #[must_use = "a redrive does nothing until it runs"]
 pub struct BulkRedrive {
     letters: DeadLetters,
@@ -60,7 +60,7 @@ pub struct BulkRedrive {
 
 type Progress = dyn Fn(&Operation) + Send + Sync;
 
-/// What a redrive was begun with, for whoever resumes it.
+/// The settings of a redrive, stored for a process that resumes it.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Settings {
@@ -69,8 +69,8 @@ pub(super) struct Settings {
 }
 
 impl DeadLetters {
-    /// Redrives every dead row that a filter means, the oldest first. What dies while it runs is left
-    /// to the next.
+    /// Redrives every dead row that a filter selects, the oldest first. Rows that die while it runs are not
+    /// part of it.
     pub fn redrive_all(&self, filter: Filter) -> BulkRedrive {
         BulkRedrive {
             letters: self.clone(),
@@ -80,10 +80,10 @@ impl DeadLetters {
         }
     }
 
-    /// Whether a redrive can be [resumed](Self::resume), as far as can be told without doing it.
+    /// Checks whether a redrive can be [resumed](Self::resume), without resuming it.
     ///
     /// # Errors
-    /// As resuming it.
+    /// As [`resume`](Self::resume).
     pub async fn resumable(&self, id: i64) -> Result<Operation, Error> {
         self.publisher()?;
         let operation = self.operation(id).await?;
@@ -100,12 +100,12 @@ impl DeadLetters {
         }
     }
 
-    /// Goes on with a redrive that was stopped, or whose process died: that one must not have been
-    /// heard of for as long as the [lease](Self::lease). When this future is dropped, it stops after its
-    /// batch, and can be resumed.
+    /// Resumes a redrive that was stopped or whose process died. A process counts as dead if it has not
+    /// reported for as long as the [lease](Self::lease). If this future is dropped, the redrive stops after
+    /// its batch, and can be resumed.
     ///
     /// # Errors
-    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it is done or still runs; as every use of
+    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] if it is done or still runs; as every use of
     /// the database.
     pub async fn resume(&self, id: i64) -> Result<Operation, Error> {
         let (letters, abandoned) = (self.clone(), CancellationToken::new());
@@ -117,7 +117,7 @@ impl DeadLetters {
         .await
     }
 
-    /// The same in the background: answers when it runs. `held` is kept until it has ended.
+    /// Resumes it in the background, and returns when it runs. `held` is dropped when the redrive ends.
     #[cfg(feature = "admin")]
     pub(crate) async fn resume_in_background(
         &self,
@@ -145,10 +145,10 @@ impl DeadLetters {
         let runner = uuid::Uuid::now_v7().to_string();
         let Some(operation) = self.take_over(id, &runner).await? else {
             return Err(refused(
-                "it still runs; stop it first, or wait until its process is not heard of",
+                "it still runs; stop it first, or wait until its process has not reported for the lease",
             ));
         };
-        // A stopped run may still be publishing what it claimed; one that died is not.
+        // A stopped run may still be publishing the rows that it claimed; a dead one is not.
         let died = known.operation.state != OperationState::Stopped;
         self.take_up(died.then_some(&*known.runner)).await?;
         let begun = Begun {
@@ -160,15 +160,15 @@ impl DeadLetters {
     }
 }
 
-/// A redrive that runs, or is about to.
+/// A redrive that runs or is about to run.
 struct Begun {
     operation: Operation,
     runner: String,
     upto: i64,
 }
 
-/// Begins something and runs it in the background. It answers as soon as that has begun, and goes on
-/// although the caller has gone away.
+/// Starts a redrive in the background, and returns as soon as it has begun. The redrive continues if the
+/// caller goes away.
 #[cfg(feature = "admin")]
 async fn in_background(
     beginning: impl Future<Output = Result<(BulkRedrive, Begun), Error>> + Send + 'static,
@@ -178,10 +178,10 @@ async fn in_background(
     let running = async move {
         let (bulk, begun) = beginning.await?;
         let id = begun.operation.id;
-        // The caller may be gone; it runs all the same.
+        // The caller may be gone; the redrive runs anyway.
         let _ = answer.send(begun.operation.clone());
         if let Err(error) = bulk.work(&begun, &CancellationToken::new()).await {
-            tracing::error!(%error, id, "a bulk redrive ended early");
+            tracing::error!(%error, id, "a bulk redrive ended before its last row");
         }
         drop(held);
         Ok(begun.operation)
@@ -195,26 +195,25 @@ async fn in_background(
 }
 
 impl BulkRedrive {
-    /// At most so many a second. Default: as fast as the broker confirms.
+    /// At most `per_second` rows a second. Default: as fast as the broker confirms.
     pub fn rate(mut self, per_second: u32) -> Self {
         self.settings.rate = Some(per_second.max(1));
         self
     }
 
-    /// A few first; the rest only when enough of them succeed.
+    /// Redrives a sample first, and the rest only if enough of the sample succeeds.
     pub fn canary(mut self, canary: Canary) -> Self {
         self.settings.canary = Some(canary);
         self
     }
 
-    /// Tells how far it is, after every batch.
+    /// Calls a function with the progress after every batch.
     pub fn on_progress(mut self, progress: impl Fn(&Operation) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// Notes down what is to be done, without doing it: [`DeadLetters::resume`] does, here or in
-    /// another process.
+    /// Stores the redrive without running it. [`DeadLetters::resume`] runs it, here or in another process.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -226,12 +225,12 @@ impl BulkRedrive {
             .await
     }
 
-    /// Runs to its end, until it is [stopped](DeadLetters::stop), or until nothing more can be
-    /// published; then the operation's state and note say so, and it can be resumed. When this future
-    /// is dropped, it stops after its batch.
+    /// Runs until all rows are redriven, until it is [stopped](DeadLetters::stop), or until the broker
+    /// accepts no more. In the last two cases the operation's state and note say so, and it can be resumed.
+    /// If this future is dropped, the redrive stops after its batch.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database; then it can be resumed too.
+    /// [`Error::InvalidFilter`], and as every use of the database. After a database error it can be resumed.
     pub async fn run(self) -> Result<Operation, Error> {
         let abandoned = CancellationToken::new();
         let _when_dropped = abandoned.clone().drop_guard();
@@ -242,7 +241,7 @@ impl BulkRedrive {
         .await
     }
 
-    /// The same in the background: answers when it runs. `held` is kept until it has ended.
+    /// Runs it in the background, and returns when it runs. `held` is dropped when the redrive ends.
     #[cfg(feature = "admin")]
     pub(crate) async fn run_in_background(
         self,
@@ -260,7 +259,7 @@ impl BulkRedrive {
         self.filter.check()?;
         if self.filter.state.is_some_and(|state| state != State::Dead) {
             return Err(Error::InvalidFilter {
-                problem: "only what is dead can be redriven: leave `state` out".into(),
+                problem: "only dead rows can be redriven: leave `state` out".into(),
             });
         }
         self.letters.take_up(None).await?;
@@ -281,7 +280,7 @@ impl BulkRedrive {
 
     async fn work(&self, begun: &Begun, abandoned: &CancellationToken) -> Result<Operation, Error> {
         let (id, runner) = (begun.operation.id, begun.runner.as_str());
-        let run = Run {
+        let bulk_runner = BulkRunner {
             bulk: self,
             filter: Filter {
                 state: None,
@@ -293,7 +292,7 @@ impl BulkRedrive {
             upto: begun.upto,
             abandoned,
         };
-        let (state, note) = run.all().await?;
+        let (state, note) = bulk_runner.all().await?;
         let ended = self.letters.end(id, runner, state, &note).await?;
         self.tell(&ended);
         Ok(ended)

@@ -1,4 +1,4 @@
-//! The collector: from the dead-letter queues into the log. A message leaves its queue only when
+//! The collector: consumes the dead-letter queues and writes the log. It acknowledges a message only after
 //! its row is committed.
 
 use std::future::{Future, IntoFuture, pending};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::entry::{Entry, Source};
+use super::entry::{DeadLetterQueue, Entry};
 use super::housekeeping::{Growth, Housekeeping};
 use super::log::{self, Written};
 use super::queues::Queues;
@@ -22,27 +22,27 @@ use crate::secret::Secret;
 use crate::task::IntoDuration;
 use crate::topology::Topology;
 
-/// How many rows are written in one statement unless told otherwise.
+/// How many rows one statement writes by default.
 const BATCH: u16 = 500;
-/// How often queues that are not consumed from are looked for.
+/// How often the collector tries queues that it does not consume from.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How many bytes of messages wait for the next batch at most, in all queues together.
+/// How many bytes of messages may wait for the next batch, in all queues together.
 const READ_AHEAD: usize = 4 << 20;
-/// How long the last batch may take when the collector is told to end.
+/// How long the last batch may take after a shutdown was requested.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Takes dead letters from their queues into the log, as long as it runs. Get it from
+/// Moves dead letters from their queues into the log while it runs. Get it from
 /// [`Tierline::collector`](crate::Tierline::collector).
 ///
-/// Any number may run at once, in workers or alone. It waits for the database and the broker for as
-/// long as they are away, and nothing is lost meanwhile: what is not committed stays in its queue.
+/// Any number may run at once, in workers or alone. While the database or the broker is away it waits, and
+/// nothing is lost: messages that are not committed stay in their queues.
 ///
-/// A message is its id, its task and its payload. However often it is delivered, it has one row for
-/// each time it was redriven. A message without an id is never taken for another, so it has a second
-/// row where a collector is killed between the commit and the acknowledgement.
+/// A message is identified by its id, task and payload. However often it is delivered, it has one row for
+/// each redrive count. A message without an id is never matched to another one, so it gets a second row if
+/// a collector is killed between the commit and the acknowledgement.
 ///
-/// Its memory is bounded in bytes, not by the number of messages: it reads 4 MiB ahead, in all queues
-/// together, and writes about as much at once. One message may be larger than that.
+/// Its memory is bounded in bytes: it reads 4 MiB ahead, in all queues together, and writes about as much
+/// at once. One message may be larger than that.
 ///
 /// ```no_run
 /// # async fn example(app: tierline::Tierline, shutdown: impl Future<Output = ()> + Send + 'static)
@@ -85,13 +85,13 @@ impl Collector {
         }
     }
 
-    /// How many rows are written at once at most, 1 to 5,000. Default: 500.
+    /// The largest number of rows that one statement writes, 1 to 5,000. Default: 500.
     pub fn batch(mut self, rows: u16) -> Self {
         self.batch = rows.clamp(1, 5_000);
         self
     }
 
-    /// How long rows are kept, such as `"90d"`, since they died and were logged. Default: 30 days. Rows that
+    /// How long rows are kept after they died and were logged, such as `"90d"`. Default: 30 days. Rows that
     /// are being redriven stay.
     ///
     /// # Errors
@@ -107,9 +107,9 @@ impl Collector {
         self
     }
 
-    /// Raises [`Event::DeadLettersGrow`] when more than `count` messages of any one tier died within
-    /// the last span of time, such as `"10m"`. One of the app's collectors raises it, once in that span.
-    /// Not raised unless set.
+    /// Emits [`Event::DeadLettersGrow`] when more than `count` messages of a tier died within
+    /// the last `within`, such as `"10m"`. One of the app's collectors emits it, once in that time.
+    /// Default: no limit.
     ///
     /// # Errors
     /// [`Error::InvalidDuration`].
@@ -117,10 +117,10 @@ impl Collector {
         self.growth(None, count, within)
     }
 
-    /// The same for one tier, instead of what holds for all.
+    /// Sets the growth limit of one tier, in place of the general one.
     ///
     /// # Errors
-    /// [`Error::InvalidDuration`]; [`Error::InvalidFilter`] where there is no such tier.
+    /// [`Error::InvalidDuration`]; [`Error::InvalidFilter`] if the map has no such tier.
     pub fn tier_growth_limit(
         self,
         tier: &str,
@@ -129,7 +129,7 @@ impl Collector {
     ) -> Result<Self, Error> {
         if self.topology.tier(tier).is_none() {
             return Err(Error::InvalidFilter {
-                problem: format!("there is no tier {tier:?} in the map").into(),
+                problem: format!("the map has no tier {tier:?}").into(),
             });
         }
         self.growth(Some(tier), count, within)
@@ -149,20 +149,20 @@ impl Collector {
         Ok(self)
     }
 
-    /// How often old rows are looked for and growth is watched. Default: every 30 s.
+    /// How often the collector deletes old rows and checks growth. Default: every 30 s.
     pub fn housekeeping_every(mut self, pause: Duration) -> Self {
         self.housekeeping.every = pause.max(Duration::from_millis(10));
         self
     }
 
-    /// Runs until `shutdown` completes. What is being written then is finished within five seconds.
+    /// Runs until `shutdown` completes. A batch that is being written then has five seconds to finish.
     pub async fn until(self, shutdown: impl Future<Output = ()>) {
         let (ended, ending) = tokio::sync::watch::channel(false);
         let working = pin!(self.run(Ending(ending)));
         match select(pin!(shutdown), working).await {
             Either::Left(((), working)) => {
                 ended.send_replace(true);
-                // It ends at its next step; what hangs is cut off, and stays in its queue.
+                // It ends at its next step. A batch that hangs is cut off; its messages stay in their queues.
                 let _ = tokio::time::timeout(GRACE, working).await;
             }
             Either::Right(((), _)) => {}
@@ -183,9 +183,9 @@ impl Collector {
         let (mut pause, mut database_pause) = (Backoff::new(), Backoff::new());
         let mut next = 0;
         let purpose = Purpose::Collect;
-        let mut apart = vec![false; Source::all(&self.topology).len()];
+        let mut apart = vec![false; DeadLetterQueue::all(&self.topology).len()];
         while !ending.is_over() {
-            // Without a database it would hold messages that others could log.
+            // Without a database it would hold messages that other collectors could log.
             if let Err(error) = self.ask_database().await {
                 self.failed(&error);
                 ending.unless_over(database_pause.pause()).await;
@@ -222,16 +222,16 @@ impl Collector {
             if let Err(error) = ended {
                 let cause = &error.to_string();
                 self.observers.emit(&Event::Disconnected { purpose, cause });
-                // A node that is frozen takes connections and says nothing: another one comes first.
+                // A frozen node accepts connections and does not answer, so the next node is tried first.
                 next += 1;
                 ending.unless_over(pause.pause_after(lasted)).await;
             }
         }
     }
 
-    /// Whether the log can be written to.
+    /// Checks that the log can be written to.
     async fn ask_database(&self) -> Result<(), Error> {
-        // The newest of the tables and columns that it needs.
+        // The newest of the tables and columns that the collector needs.
         let asking = sqlx::query("SELECT raw_properties FROM tierline.dead_letters LIMIT 0")
             .execute(self.database.pool());
         let asking = async { asking.await.map(drop) };
@@ -239,9 +239,9 @@ impl Collector {
         self.database.within(STATEMENT_LIMIT, tried, asking).await
     }
 
-    /// Whether the log may have rows of an earlier release, under other identities. As far as the clocks
-    /// of workers tell, which say when a message died; where one is wrong, messages that are redelivered
-    /// are looked for all the same.
+    /// Whether the log may have rows of an earlier release, under other identities. This compares the workers'
+    /// clocks, which say when a message died. If a clock is wrong, redelivered messages are looked up
+    /// anyway.
     async fn has_earlier(&self) -> bool {
         let asking = sqlx::query_scalar(
             "SELECT EXISTS (SELECT FROM tierline.dead_letters WHERE app = $1 AND died_at < \
@@ -252,7 +252,7 @@ impl Collector {
         let tried = "look for dead letters of an earlier release";
         let asked = self.database.within(STATEMENT_LIMIT, tried, asking).await;
         asked.unwrap_or_else(|error| {
-            tracing::debug!(%error, "they are looked for with every message");
+            tracing::debug!(%error, "looking up every message among the rows of an earlier release");
             true
         })
     }
@@ -260,17 +260,17 @@ impl Collector {
     fn failed(&self, error: &Error) {
         let cause = &error.to_string();
         self.observers.emit(&Event::CollectFailed { cause });
-        tracing::warn!(%error, "dead letters stay in their queues for now");
+        tracing::warn!(%error, "cannot log dead letters; they stay in their queues");
     }
 
-    /// Collects on one connection. `Ok`: it was told to end.
+    /// Collects on one connection. `Ok`: shutdown was requested.
     async fn collect_from(
         &self,
         place: Place<'_>,
         apart: &mut [bool],
         ending: &Ending,
     ) -> Result<(), Error> {
-        let mut queues = Queues::new(place, Source::all(&self.topology), apart);
+        let mut queues = Queues::new(place, DeadLetterQueue::all(&self.topology), apart);
         let ended = self.collect_from_all(&mut queues, place, ending).await;
         queues.note_loss();
         ended
@@ -318,11 +318,11 @@ impl Collector {
         }
     }
 
-    /// Writes until it succeeds: the messages are held meanwhile, which costs them nothing. `None`:
-    /// it was told to end before that.
+    /// Writes until it succeeds. The messages stay unacknowledged meanwhile. `None`: shutdown was requested
+    /// first.
     ///
     /// # Errors
-    /// The connection was lost meanwhile: the messages are in their queues again, for any collector.
+    /// The connection was lost; the broker requeues the messages for any collector.
     async fn write(
         &self,
         entries: &[Entry],
@@ -360,7 +360,7 @@ impl IntoFuture for Collector {
     }
 }
 
-/// Whether the collector was told to end.
+/// Whether shutdown was requested.
 #[derive(Debug, Clone)]
 struct Ending(tokio::sync::watch::Receiver<bool>);
 
@@ -370,7 +370,7 @@ impl Ending {
     }
 
     async fn over(&self) {
-        // An error means that the collector itself is gone.
+        // An error means that the collector itself was dropped.
         let _ = self.0.clone().wait_for(|ended| *ended).await;
     }
 

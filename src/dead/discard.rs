@@ -1,10 +1,10 @@
-//! Deciding that dead letters are not needed.
+//! Discarding and purging dead letters.
 
 use super::operation::OperationKind;
 use super::{DeadLetters, Filter, Operation, OperationState, State};
 use crate::Error;
 
-/// How many rows change in one statement.
+/// How many rows one statement changes.
 const BATCH: i64 = 1_000;
 
 impl DeadLetters {
@@ -12,7 +12,7 @@ impl DeadLetters {
     /// redriven.
     ///
     /// # Errors
-    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] where it is not dead; as every use
+    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] if its state is not `dead`; as every use
     /// of the database.
     pub async fn discard(&self, id: i64) -> Result<(), Error> {
         if self.discard_rows(&[id]).await? == 1 {
@@ -21,11 +21,15 @@ impl DeadLetters {
         let known = self.get(id).await?;
         Err(Error::DeadLetterRefused {
             id,
-            problem: format!("it is {} and not dead", known.summary.state).into(),
+            problem: format!(
+                "its state is {}, and only dead ones can be discarded",
+                known.summary.state
+            )
+            .into(),
         })
     }
 
-    /// Marks all that are dead and that a filter means as not needed.
+    /// Marks all dead rows that a filter selects as not needed.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -37,8 +41,7 @@ impl DeadLetters {
         .await
     }
 
-    /// Deletes all rows that a filter means, except those that are being redriven. Those of other
-    /// apps stay.
+    /// Deletes all rows of this app that a filter selects, except those that are being redriven.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -72,7 +75,7 @@ impl DeadLetters {
         Ok(discarded.rows_affected())
     }
 
-    /// Does something to all rows of a filter, a few at a time, and notes it down.
+    /// Changes all rows of a filter in batches, and records the operation.
     async fn in_batches(
         &self,
         action: OperationKind,
@@ -108,7 +111,7 @@ impl DeadLetters {
         done
     }
 
-    /// The last row that a filter means, and how many it means.
+    /// The last row that a filter selects, and how many it selects.
     pub(super) async fn extent(&self, filter: &Filter) -> Result<(i64, u64), Error> {
         let mut query = self.select("SELECT coalesce(max(id), 0), count(*)");
         filter.push(&mut query);
@@ -118,8 +121,8 @@ impl DeadLetters {
     }
 }
 
-/// Notes down that an operation has ended, where its future is dropped or fails in the middle: nobody
-/// resumes it, so it would run for ever.
+/// Records the end of an operation whose future is dropped or fails. Nobody resumes it, so it would stay
+/// `running` for ever.
 struct EndsWhenDropped(Option<(DeadLetters, i64, String)>);
 
 impl EndsWhenDropped {
@@ -138,7 +141,7 @@ impl Drop for EndsWhenDropped {
             let stopped = OperationState::Stopped;
             let ending = letters.end(id, &runner, stopped, "it ended before its last row");
             if let Err(error) = ending.await {
-                tracing::debug!(%error, id, "an operation that has ended is still said to run");
+                tracing::debug!(%error, id, "cannot record the end of an operation; its state stays running");
             }
         });
     }

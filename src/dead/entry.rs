@@ -1,4 +1,4 @@
-//! What a delivery from a dead-letter queue becomes in the log. All pure.
+//! Makes a log row from a delivery of a dead-letter queue. All pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,22 +13,22 @@ use super::{Reason, identity, properties};
 use crate::message::{Death, FailedAttempt, Message, Repaired, wire};
 use crate::topology::Topology;
 
-/// The tier of what found no tier. No tier of a map may have this name.
+/// The tier of messages without a tier. No tier of a map may have this name.
 pub const UNROUTED: &str = "unrouted";
 
-/// How often a message can have been redriven. A larger number comes from elsewhere, and a redrive could
-/// not count it up.
+/// The highest redrive count that a row can have. A higher one comes from another producer, and a redrive
+/// could not increment it.
 const MOST_LIVES: i32 = 1_000_000;
 
-/// A queue that the collector takes from.
+/// A queue that the collector consumes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct DeadLetterQueue {
     pub(super) queue: String,
     /// The tier's name, or [`UNROUTED`].
     pub(super) tier: String,
 }
 
-impl Source {
+impl DeadLetterQueue {
     pub(super) fn all(topology: &Topology) -> Vec<Self> {
         let names = topology.names();
         let tiers = topology.tiers().iter().map(|tier| Self {
@@ -43,12 +43,12 @@ impl Source {
     }
 }
 
-/// A row that is to be written.
+/// A row to be written.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) identity: String,
-    /// The identity that an earlier release gave to the same message, where it may have: rows from then
-    /// keep it.
+    /// The identity that an earlier release may have given to the same message. Rows of that release keep
+    /// it.
     pub(super) earlier_identity: Option<String>,
     pub(super) life: i32,
     pub(super) message_id: Option<String>,
@@ -71,7 +71,7 @@ pub(super) struct Entry {
     pub(super) is_json: bool,
     pub(super) properties: Vec<u8>,
     pub(super) headers: Option<String>,
-    /// The properties as they came, where they had to be repaired to be read.
+    /// The properties as they arrived, if they had to be repaired to be parsed.
     pub(super) raw_properties: Option<Vec<u8>>,
     pub(super) redriven_from: Option<i64>,
 }
@@ -80,7 +80,7 @@ impl Entry {
     /// The row for a delivery that arrived from `source` at `now`.
     pub(super) fn new(
         topology: &Topology,
-        source: &Source,
+        source: &DeadLetterQueue,
         delivered: &BasicProperties,
         payload: Vec<u8>,
         now: SystemTime,
@@ -125,7 +125,7 @@ impl Entry {
             .as_ref()
             .filter(|_| table.contains_key("tierline-enqueued-at"))
             .map(|message| message.enqueued_at);
-        // The broker took it before the attempt that its header names.
+        // The broker dead-lettered it before the attempt that its header names.
         let attempt = message.as_ref().map_or(0, |message| message.attempt);
         let attempts = attempt.saturating_sub(u32::from(death.is_none()));
         let life = message.as_ref().map_or(0, |message| message.life);
@@ -167,7 +167,7 @@ impl Entry {
         }
     }
 
-    /// Adds what was wrong with the properties, when they were collected or when a worker read them.
+    /// Adds the problem of malformed properties, found by the collector or by a worker.
     pub(super) fn repaired(&mut self, delivered: &BasicProperties, repaired: Option<&Repaired>) {
         let Some((problem, original)) = wire::repaired_before(delivered, repaired) else {
             return;
@@ -176,17 +176,17 @@ impl Entry {
         let problem = readable(&problem);
         self.error = Some(match self.error.take() {
             Some(error) if error.contains(&problem) => error,
-            Some(error) => format!("{error}; its properties are not in order: {problem}"),
-            None => format!("its properties are not in order: {problem}"),
+            Some(error) => format!("{error}; its properties are malformed: {problem}"),
+            None => format!("its properties are malformed: {problem}"),
         });
     }
 
-    /// The same row without the form for queries of what Postgres may refuse.
+    /// Drops the JSON columns, which Postgres may refuse.
     pub(super) fn without_json(&mut self) {
         self.is_json = false;
     }
 
-    /// The same row as bytes alone: all that is left of it is sure to be accepted.
+    /// Keeps only bytes, which Postgres always accepts.
     pub(super) fn bytes_alone(&mut self) {
         self.without_json();
         self.headers = None;
@@ -203,17 +203,17 @@ impl Entry {
     }
 }
 
-/// What the broker says of a death that no worker caused.
+/// The broker's record of a death that no worker caused.
 struct BrokerDeath {
     reason: Reason,
     at: SystemTime,
 }
 
-/// From the `x-death` entry of the tier's queue: those of delay levels, which it may have passed
-/// before, are not why it died.
+/// Reads the `x-death` entry of the tier's queue. Entries of delay queues, which the message may have
+/// passed before, do not say why it died.
 fn broker_death(
     topology: &Topology,
-    source: &Source,
+    source: &DeadLetterQueue,
     headers: &BTreeMap<ShortString, AMQPValue>,
 ) -> Option<BrokerDeath> {
     let Some(AMQPValue::FieldArray(deaths)) = headers.get("x-death") else {
@@ -245,7 +245,7 @@ fn broker_death(
     })
 }
 
-/// What there is to say where no worker said anything.
+/// The error text if no worker recorded one. Fingerprints contain these texts, so they never change.
 fn said_of(reason: Reason, tier: &str) -> Option<&'static str> {
     Some(match reason {
         Reason::Rejected => "a consumer rejected it without requeueing it",
@@ -263,19 +263,19 @@ fn short(text: &Option<ShortString>) -> Option<String> {
     text.as_ref().map(|text| text.as_str().to_owned())
 }
 
-/// A text that Postgres takes: it has no NUL.
+/// A text that Postgres accepts: without NUL.
 fn readable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// JSON that Postgres takes.
+/// JSON that Postgres accepts.
 fn json_text(value: &Value) -> String {
     without_nul(value.to_string())
 }
 
 fn without_nul(json: String) -> String {
-    // A backslash before it would make it plain text; then it is changed without need, in what is
-    // for display alone.
+    // After another backslash this is plain text, which is then changed without need. The result is only
+    // for display.
     match json.contains("\\u0000") {
         true => json.replace("\\u0000", "\\ufffd"),
         false => json,
@@ -290,7 +290,7 @@ fn is_accepted_json(payload: &[u8]) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok() && !text.contains("\\u0000")
 }
 
-/// The headers for people: texts and numbers as they are, the rest described.
+/// The headers for people: texts and numbers as they are, other values described.
 fn shown_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, Value> {
     // These have columns of their own.
     const OWN: [&str; 5] = [
@@ -371,7 +371,7 @@ mod tests {
     }
 
     fn entry(properties: &BasicProperties, payload: &[u8]) -> Entry {
-        let source = &Source::all(&topology())[0];
+        let source = &DeadLetterQueue::all(&topology())[0];
         Entry::new(
             &topology(),
             source,

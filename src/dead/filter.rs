@@ -1,4 +1,4 @@
-//! Which dead letters are meant, and which page of them.
+//! Filters and pages for the log.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sqlx::{Postgres, QueryBuilder};
 
-use super::{Reason, State, times};
+use super::{Reason, State, time_filter};
 use crate::Error;
 use crate::postgres::Time;
 
-/// Which dead letters are meant: those that have all that is given. Everything may be left out.
+/// Selects dead letters. A row must match every field that is set; all fields are optional.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -29,29 +29,35 @@ use crate::postgres::Time;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Filter {
-    /// The tier whose queue gave them up; `"unrouted"` for what found no tier.
+    /// The tier whose queue dead-lettered them; `"unrouted"` for messages without a tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
     /// The task's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
-    /// Why they are dead.
+    /// The reason for their death.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// The group of failures that they belong to.
+    /// The fingerprint of their failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// Where they stand.
+    /// Their state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// They died then or later.
-    #[serde(with = "times::optional", skip_serializing_if = "Option::is_none")]
+    /// They died at this time or later.
+    #[serde(
+        with = "time_filter::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub since: Option<SystemTime>,
-    /// They died before.
-    #[serde(with = "times::optional", skip_serializing_if = "Option::is_none")]
+    /// They died before this time.
+    #[serde(
+        with = "time_filter::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub until: Option<SystemTime>,
-    /// A text that is in the error, the id or the JSON of the payload, in upper or lower case. It is
-    /// looked for in every row of a time window, so `since` must be given too.
+    /// The error, the id or the JSON of the payload contains this text, ignoring case. Postgres searches every
+    /// row of the time window, so `since` is required too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -60,55 +66,55 @@ impl Filter {
     /// The longest text that a filter may have, in bytes.
     pub const LONGEST: usize = 1_000;
 
-    /// Those that this tier's queue gave up.
+    /// Rows of this tier.
     pub fn tier(mut self, tier: impl Into<String>) -> Self {
         self.tier = Some(tier.into());
         self
     }
 
-    /// Those of this task.
+    /// Rows of this task.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
         self
     }
 
-    /// Those that died of this.
+    /// Rows with this reason.
     pub fn reason(mut self, reason: Reason) -> Self {
         self.reason = Some(reason);
         self
     }
 
-    /// Those of this group.
+    /// Rows with this fingerprint.
     pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
         self.fingerprint = Some(fingerprint.into());
         self
     }
 
-    /// Those that stand here.
+    /// Rows in this state.
     pub fn state(mut self, state: State) -> Self {
         self.state = Some(state);
         self
     }
 
-    /// Those that died then or later.
+    /// Rows that died at this time or later.
     pub fn since(mut self, time: SystemTime) -> Self {
         self.since = Some(time);
         self
     }
 
-    /// Those that died before.
+    /// Rows that died before this time.
     pub fn until(mut self, time: SystemTime) -> Self {
         self.until = Some(time);
         self
     }
 
-    /// Those that have this text; see [`text`](Self::text).
+    /// Rows that contain this text; see [`text`](Self::text).
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.text = Some(text.into());
         self
     }
 
-    /// Refuses what Postgres could not be asked, and what it should not be.
+    /// Refuses filters that Postgres cannot or should not run.
     pub(super) fn check(&self) -> Result<(), Error> {
         let invalid = |problem: String| {
             Err(Error::InvalidFilter {
@@ -127,23 +133,23 @@ impl Filter {
                 return invalid(format!("`{name}` must have 1 to {longest} bytes"));
             }
             if text.contains('\0') {
-                return invalid(format!("`{name}` has a NUL, which no text in Postgres has"));
+                return invalid(format!(
+                    "`{name}` contains a NUL, which Postgres cannot store in a text"
+                ));
             }
         }
         if self.text.is_some() && self.since.is_none() {
-            return invalid(
-                "`text` is looked for in a window of time: give `since` too".to_owned(),
-            );
+            return invalid("`text` is searched within a time window: give `since` too".to_owned());
         }
         if let (Some(since), Some(until)) = (self.since, self.until)
             && since >= until
         {
-            return invalid("`since` is not before `until`".to_owned());
+            return invalid("`since` must be before `until`".to_owned());
         }
         Ok(())
     }
 
-    /// Adds the conditions to a statement that has a `WHERE` already. Values are always bound.
+    /// Adds the conditions to a statement that already has a `WHERE`. Values are always bound.
     pub(super) fn push(&self, query: &mut QueryBuilder<Postgres>) {
         let mut equal = |column: &str, value: Option<&str>| {
             if let Some(value) = value {
@@ -155,7 +161,7 @@ impl Filter {
         equal("task", self.task.as_deref());
         equal("reason", self.reason.map(Reason::as_str));
         equal("fingerprint", self.fingerprint.as_deref());
-        // As a literal, so that the index of what is dead can be used.
+        // A literal, so that Postgres can use the partial index of dead rows.
         if let Some(state) = self.state {
             query.push(format!(" AND state = '{state}'"));
         }
@@ -178,9 +184,9 @@ impl Filter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
-    /// How many rows at most, 1 to [`Page::LARGEST`].
+    /// The largest number of rows, 1 to [`Page::LARGEST`].
     pub size: u16,
-    /// Where the page before ended; `None` for the first page.
+    /// The end of the previous page; `None` for the first page.
     pub after: Option<Cursor>,
 }
 
@@ -188,12 +194,12 @@ impl Page {
     /// The largest page.
     pub const LARGEST: u16 = 500;
 
-    /// The first page, of at most so many rows.
+    /// The first page, with at most `size` rows.
     pub fn first(size: u16) -> Self {
         Self { size, after: None }
     }
 
-    /// The page that follows where another ended.
+    /// The page after a cursor.
     pub fn after(size: u16, cursor: Cursor) -> Self {
         Self {
             size,
@@ -218,7 +224,7 @@ impl Default for Page {
     }
 }
 
-/// Where a page ended. As text it goes into links.
+/// The end of a page. It has a text form for links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) died_at: SystemTime,
@@ -245,7 +251,7 @@ impl FromStr for Cursor {
             })
         };
         read().ok_or_else(|| Error::InvalidFilter {
-            problem: "the cursor is none that a page ended with".into(),
+            problem: "the cursor is not one that a page returned".into(),
         })
     }
 }

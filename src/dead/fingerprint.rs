@@ -1,14 +1,14 @@
-//! Which failures are the same: a fingerprint of the task, the type of its error, and the message
-//! without what varies from one failure to the next.
+//! Groups equal failures: a fingerprint of the task, the type of its error, and the message without its
+//! variable parts.
 
 use sha2::{Digest, Sha256};
 
-/// How much of a message is looked at: what follows is detail.
+/// How many bytes of a message count; the rest is detail.
 const LONGEST: usize = 2_000;
 
-/// The same for failures that have the same cause, as far as their texts tell.
+/// The same text for failures that have the same cause, as far as their texts show.
 ///
-/// Sixteen hexadecimal digits; the same in every release, so that groups outlive an upgrade.
+/// Sixteen hexadecimal digits. Every release computes the same, so that groups outlive an upgrade.
 pub fn fingerprint(task: &str, error_type: Option<&str>, message: &str) -> String {
     let mut hash = Sha256::new();
     for part in [task, error_type.unwrap_or_default(), &template(message)] {
@@ -62,7 +62,7 @@ fn first_of(text: &str) -> Option<char> {
     text.chars().next()
 }
 
-/// Where the quoted value at the beginning ends. An apostrophe inside a word does not begin one.
+/// The end of the quoted value at the beginning. An apostrophe inside a word does not begin one.
 fn quoted(text: &str, before: &str) -> Option<usize> {
     let quote = text.chars().next()?;
     let closing = match quote {
@@ -76,19 +76,18 @@ fn quoted(text: &str, before: &str) -> Option<usize> {
     }
     let begin = quote.len_utf8();
     let end = begin + text[begin..].find(closing)?;
-    // What goes on over lines is no value, nor is nothing.
+    // A quoted value is not empty and has no line break.
     (end > begin && !text[begin..end].contains('\n')).then_some(end)
 }
 
-/// Letters and digits, and what holds ids, addresses and times together.
+/// Letters, digits and the characters that join ids, addresses and times.
 fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '.' | ':' | '-' | '_' | '@' | '/' | '+' | '%' | '~')
 }
 
-/// Whether a word is a value and no word: it has a digit or an @, or is an address or a path of its
-/// own.
+/// Whether a word is a variable value: it has a digit or an @, or is a URL or a path.
 fn is_variable(word: &str) -> bool {
-    // A path of Rust's, such as std::io::Error, is a name; so is a version-less module path.
+    // A Rust path such as std::io::Error is a name.
     if word.contains("::") && !word.chars().any(|c| c.is_ascii_digit()) {
         return false;
     }
@@ -99,7 +98,7 @@ fn is_variable(word: &str) -> bool {
         || is_long_hex(word)
 }
 
-/// Ids of letters alone, such as `deadbeef`, are rare and look like this.
+/// Ids of letters alone, such as `deadbeef`, are at least this long.
 fn is_long_hex(word: &str) -> bool {
     word.len() >= 16 && word.chars().all(|c| c.is_ascii_hexdigit())
 }

@@ -1,4 +1,4 @@
-//! Housekeeping beside the collector: old rows go, growth is watched, kept counts are folded.
+//! Housekeeping beside the collector: deletes old rows, checks growth, folds the maintained counts.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +10,12 @@ use crate::observe::{Event, Observers};
 use crate::postgres::{Database, STATEMENT_LIMIT, Time};
 use crate::topology::Topology;
 
-/// How long rows are kept unless told otherwise.
+/// How long rows are kept by default.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(30 * 86_400);
-/// How many old rows go in one statement: few enough that nobody waits for them.
+/// How many old rows one statement deletes: few enough that no other statement waits for long.
 const BATCH: i64 = 1_000;
 const EVERY: Duration = Duration::from_secs(30);
-/// A longer span would leave what Postgres has for times.
+/// A longer duration would exceed the range of Postgres' times.
 const LONGEST_SPAN: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Default for Housekeeping {
 }
 
 impl Housekeeping {
-    /// Goes on for ever. What fails is tried again the next time.
+    /// Runs for ever. A step that fails is tried again the next time.
     pub(super) async fn run(&self, database: Database, topology: Topology, observers: Observers) {
         let mut ticks = interval(self.every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -56,19 +56,19 @@ impl Housekeeping {
             if let Some(retention) = self.retention
                 && let Err(error) = expire(&database, app, retention).await
             {
-                tracing::debug!(%error, "old dead letters stay for now");
+                tracing::debug!(%error, "cannot delete old dead letters; trying again later");
             }
             if let Err(error) = fold_counts(&database).await {
-                tracing::debug!(%error, "counts of dead letters are not folded for now");
+                tracing::debug!(%error, "cannot fold the counts of dead letters; trying again later");
             }
             if let Err(error) = self.watch(&database, &topology, &observers).await {
-                tracing::debug!(%error, "the growth of dead letters is not watched for now");
+                tracing::debug!(%error, "cannot check the growth of dead letters; trying again later");
             }
         }
     }
 
-    /// Raises an alert for each tier that grows too fast: one in its span of time, for all collectors
-    /// of the app.
+    /// Emits an event for each tier that grows too fast: one within its time, for all collectors of the
+    /// app.
     async fn watch(
         &self,
         database: &Database,
@@ -98,8 +98,8 @@ impl Housekeeping {
     }
 }
 
-/// If more messages of a tier died than may, notes down an alert, and answers how many they are. `None`
-/// where they are fewer, or where an alert was raised within the span, by whichever collector.
+/// Records an alert if more messages of a tier died than its limit allows, and returns how many. `None` if
+/// fewer died, or if any collector raised an alert within the time.
 async fn raise_alert(
     database: &Database,
     app: &str,
@@ -109,8 +109,8 @@ async fn raise_alert(
     let since = SystemTime::now()
         .checked_sub(limit.within)
         .unwrap_or(SystemTime::UNIX_EPOCH);
-    // A condition of the update is looked at again under the lock of the row: one of two collectors
-    // that come at once finds that the other was there. Rows are counted only where none was.
+    // Postgres checks the condition of an update again under the row's lock, so one of two simultaneous
+    // collectors sees the other's alert. Rows are counted only if there is none.
     let raising = sqlx::query_scalar(
         "INSERT INTO tierline.dead_letter_alerts AS alert (app, tier, raised_at, count) \
          SELECT $1, $2, now(), died.count FROM (SELECT count(*) FROM tierline.dead_letters \
@@ -128,16 +128,16 @@ async fn raise_alert(
     .bind(i64::try_from(limit.count).unwrap_or(i64::MAX))
     .bind(limit.within.min(LONGEST_SPAN).as_secs_f64())
     .fetch_optional(database.pool());
-    let tried = "watch the growth of dead letters";
+    let tried = "check the growth of dead letters";
     let count: Option<i64> = database.within(STATEMENT_LIMIT, tried, raising).await?;
     Ok(count.map(i64::unsigned_abs))
 }
 
-/// Removes rows that died, and were logged, longer ago than `keep`, in small batches. Rows that are being
-/// redriven stay. Answers how many went.
+/// Deletes rows that died, and were logged, longer ago than `keep`, in small batches. Rows that are being
+/// redriven stay. Returns how many were deleted.
 ///
-/// A message may have waited in its queue for long, and what it says of its death may be wrong: nobody
-/// could have seen its row yet.
+/// A message may have waited long in its queue, and its time of death may be wrong: with the time of death
+/// alone, a row could be deleted before an operator saw it.
 ///
 /// # Errors
 /// As every use of the database.
@@ -156,7 +156,7 @@ pub(super) async fn expire(database: &Database, app: &str, keep: Duration) -> Re
         .bind(Time(before))
         .bind(BATCH)
         .execute(database.pool());
-        let tried = "remove old dead letters";
+        let tried = "delete old dead letters";
         let deleted = database.within(STATEMENT_LIMIT, tried, deleting).await?;
         gone += deleted.rows_affected();
         if deleted.rows_affected() < BATCH.unsigned_abs() {
@@ -166,7 +166,7 @@ pub(super) async fn expire(database: &Database, app: &str, keep: Duration) -> Re
     }
 }
 
-/// Adds up changes that are many. Whoever reads meanwhile sees the old ones or the sum.
+/// Sums up the changes when there are many. Concurrent readers see the changes or the sum.
 pub(super) async fn fold_counts(database: &Database) -> Result<(), Error> {
     const MANY: i64 = 200;
     let folding = async {

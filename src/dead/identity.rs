@@ -1,18 +1,18 @@
-//! What tells one dead letter from another.
+//! The identity of a dead letter.
 //!
-//! A message is its id, its task and its payload: equal ids with another task or payload are other
-//! messages. With the life (how often it was redriven) that is the key of a row, so a message that is
-//! collected again, or that died in two copies, has one row in each life. What varies between two
-//! deliveries of one message is no part of it: the broker's counters, when and where it died, of what,
-//! and its attempts.
+//! A message is identified by its id, task and payload: an equal id with another task or payload is another
+//! message. With its redrive count (column `life`) this is the key of a row, so a message that is collected
+//! again, or that died in two copies, has one row for each redrive count. Values that differ between two
+//! deliveries of one message do not count: the broker's counters, the attempts, and when, where and why it
+//! died.
 //!
-//! Where somebody has discarded or redriven the row of a message, and an equal message dies later, that one
-//! has a row of its own: nobody would look at the old one again.
+//! If an equal message dies after an operator discarded or redrove the row, it gets a row of its own:
+//! nobody would look at the old one again.
 //!
-//! A message without an id cannot be told from an equal one, so each of its deliveries is a message of
-//! its own. Where a collector is killed after it has committed such a message and before it has
-//! acknowledged it, the message is delivered again, and has two rows. The other choice, one row for
-//! equal messages, would lose messages whenever a few equal ones die.
+//! A message without an id cannot be told from an equal one, so each of its deliveries counts as a message
+//! of its own. If a collector is killed after it committed such a message and before it acknowledged it,
+//! the broker delivers it again, and the log has two rows. One row for all equal messages would lose
+//! messages whenever a few equal ones die.
 
 use std::time::SystemTime;
 
@@ -26,20 +26,20 @@ pub(super) fn of_message(id: &str, task: Option<&str>, payload: &[u8]) -> String
     let mut hash = Sha256::new();
     let task = task.unwrap_or_default();
     for part in [id.as_bytes(), task.as_bytes(), payload] {
-        // The length keeps the parts apart.
+        // The length separates the parts.
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
     format!("message:{}", hex(&hash.finalize()))
 }
 
-/// The identity of a message that died after an equal one was discarded or redriven: it has a row of its
-/// own, and has it once however often it is collected.
+/// The identity of a message that died after an equal one was discarded or redriven. It is the same however
+/// often the message is collected.
 pub(super) fn of_later_death(identity: &str, died_at: SystemTime) -> String {
     format!("{identity}@{}", wire::milliseconds(died_at))
 }
 
-/// The identity of a delivery without an id. It becomes the message's id when it is redriven.
+/// The identity of a delivery without an id. It becomes the message's id when the row is redriven.
 pub(super) fn drawn() -> String {
     uuid::Uuid::now_v7().to_string()
 }

@@ -1,4 +1,4 @@
-//! A dead letter as it is read from the log.
+//! A dead letter as read from the log.
 
 use std::time::SystemTime;
 
@@ -9,91 +9,91 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::fingerprint::hex;
-use super::{Reason, RedriveOutcome, State, identity, properties, times};
+use super::{Reason, RedriveOutcome, State, identity, properties, time_filter};
 use crate::postgres::Time;
 
-/// A dead letter without what may be large.
+/// A dead letter without the fields that may be large.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Its number in the log.
+    /// Its id in the log.
     pub id: i64,
-    /// The message's id, where it has one.
+    /// The message's id, if it has one.
     pub message_id: Option<String>,
-    /// The task's name; `None` where it could not be read.
+    /// The task's name; `None` if it could not be read.
     pub task: Option<String>,
-    /// The tier whose queue gave it up; `"unrouted"` for what found no tier.
+    /// The tier whose queue dead-lettered it; `"unrouted"` for messages without a tier.
     pub tier: String,
-    /// Why it is dead.
+    /// The reason for its death.
     pub reason: Reason,
-    /// What went wrong last.
+    /// The last error.
     pub error: Option<String>,
-    /// The type of the error, where it is known.
+    /// The type of the error, if known.
     pub error_type: Option<String>,
-    /// In which way the last attempt failed, in the words of
+    /// The kind of the last failure, a text of
     /// [`FailureKind`](crate::message::FailureKind).
     pub error_kind: Option<String>,
-    /// The attempts that were made in this life.
+    /// The attempts since it was published or last redriven.
     pub attempts: u32,
-    /// How often it had been redriven when it died.
+    /// Its redrive count: how often it had been redriven when it died.
     pub life: u32,
-    /// When it was first enqueued, where that is known.
-    #[serde(serialize_with = "times::optional::serialize")]
+    /// When it was first enqueued, if known.
+    #[serde(serialize_with = "time_filter::optional::serialize")]
     pub enqueued_at: Option<SystemTime>,
     /// When it died.
-    #[serde(serialize_with = "times::serialize")]
+    #[serde(serialize_with = "time_filter::serialize")]
     pub died_at: SystemTime,
-    /// The group of failures that it belongs to.
+    /// The fingerprint that it shares with equal failures.
     pub fingerprint: String,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// The dead letter that it was in its life before.
+    /// The dead letter that it was redriven from.
     pub redriven_from: Option<i64>,
     /// When it was redriven.
-    #[serde(serialize_with = "times::optional::serialize")]
+    #[serde(serialize_with = "time_filter::optional::serialize")]
     pub redriven_at: Option<SystemTime>,
     /// How its redrive ended.
     pub outcome: Option<RedriveOutcome>,
 }
 
-/// A dead letter with all that is known of it.
+/// A dead letter with all its fields.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// What a list shows of it.
+    /// The fields that a list shows.
     #[serde(flatten)]
     pub summary: Summary,
-    /// What led to the error, the nearest cause first.
+    /// The causes of the error, the nearest first.
     pub causes: Vec<String>,
     /// The attempts that failed, the latest last.
     pub history: Vec<PastAttempt>,
-    /// The worker that gave it up, and the version of its program.
+    /// The worker that dead-lettered it.
     pub worker: Option<String>,
     /// The version of the program that the worker ran.
     pub worker_version: Option<String>,
-    /// When it was logged.
-    #[serde(serialize_with = "times::serialize")]
+    /// When the collector logged it.
+    #[serde(serialize_with = "time_filter::serialize")]
     pub collected_at: SystemTime,
-    /// When it was known how its redrive ended.
-    #[serde(serialize_with = "times::optional::serialize")]
+    /// When the outcome of its redrive was recorded.
+    #[serde(serialize_with = "time_filter::optional::serialize")]
     pub outcome_at: Option<SystemTime>,
-    /// The dead letters that it became, if it was redriven and died again.
+    /// The dead letters that it became after it was redriven.
     pub died_again_as: Vec<i64>,
-    /// The headers, for reading.
+    /// The headers, for display.
     pub headers: Value,
-    /// The payload, where it is JSON that Postgres accepts.
+    /// The payload, if it is JSON that Postgres accepts.
     pub payload_json: Option<Value>,
-    /// The payload as it came.
+    /// The payload as it arrived.
     #[serde(skip)]
     pub payload: Vec<u8>,
-    /// The payload in base 16, where `payload_json` does not have it.
+    /// The payload in base 16, if `payload_json` does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_hex: Option<String>,
-    /// The AMQP properties as they came, where they had to be repaired before anybody could read them:
-    /// their flags, and what follows. In base 16 when serialized. The error says what was wrong.
+    /// The AMQP properties as they arrived (flags and values), if they had to be repaired to be parsed. In
+    /// base 16 when serialized. The error says what was wrong.
     #[serde(serialize_with = "in_base_16", skip_serializing_if = "Option::is_none")]
     pub raw_properties: Option<Vec<u8>>,
-    /// Who did what when.
+    /// The actions of operators on it.
     pub actions: Vec<Action>,
 }
 
@@ -105,23 +105,23 @@ pub struct PastAttempt {
     pub attempt: u32,
     /// When it failed, in milliseconds since 1970.
     pub at: i64,
-    /// In which way.
+    /// The kind of the failure.
     pub kind: String,
-    /// What happened, shortened.
+    /// The error, shortened.
     pub error: String,
 }
 
-/// Something that somebody did to a dead letter.
+/// An operator's action on a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Action {
     /// When, in RFC 3339.
     pub at: String,
-    /// Who.
+    /// The operator.
     pub who: String,
-    /// What: `redriven`, `discarded`.
+    /// The action: `redriven`, `discarded`.
     pub what: String,
-    /// Why, in their words.
+    /// The operator's reason.
     pub why: String,
 }
 
@@ -168,7 +168,7 @@ pub(super) const DETAILS: &str = "causes::text AS causes, history::text AS histo
      worker_version, collected_at, outcome_at, payload, payload_json::text AS payload_json, \
      raw_properties, headers::text AS headers, actions::text AS actions, identity, properties";
 
-/// The identities that a row's message has in its later lives.
+/// The identities that the row's message has after later redrives.
 pub(super) fn later_identities(row: &PgRow) -> Result<Vec<String>, sqlx::Error> {
     let identity: String = row.try_get("identity")?;
     let payload: &[u8] = row.try_get("payload")?;
@@ -184,7 +184,7 @@ pub(super) fn later_identities(row: &PgRow) -> Result<Vec<String>, sqlx::Error> 
 }
 
 impl DeadLetter {
-    /// All but the dead letters that it became.
+    /// Reads all fields except the dead letters that it became.
     pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let json = |column: &str| {
             let text: Option<String> = row.try_get(column)?;

@@ -1,4 +1,4 @@
-//! Reading the log.
+//! Reads the log.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -9,7 +9,7 @@ use sqlx::{Postgres, QueryBuilder, Row};
 use super::filter::{Cursor, Filter, Page};
 use super::letter::{DETAILS, DeadLetter, SUMMARY, Summary, later_identities};
 use super::triage::{Advice, Assessment, Failing};
-use super::{DeadLetters, State, times};
+use super::{DeadLetters, State, time_filter};
 use crate::Error;
 use crate::postgres::{STATEMENT_LIMIT, Time};
 
@@ -17,9 +17,9 @@ use crate::postgres::{STATEMENT_LIMIT, Time};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Listed {
-    /// The rows, those that died last first.
+    /// The rows, the latest death first.
     pub letters: Vec<Summary>,
-    /// Where the next page begins; `None` where this was the last.
+    /// The start of the next page; `None` if this is the last.
     #[serde(serialize_with = "cursor")]
     pub next: Option<Cursor>,
 }
@@ -37,39 +37,39 @@ fn cursor<S: serde::Serializer>(cursor: &Option<Cursor>, out: S) -> Result<S::Ok
 pub struct TierCount {
     /// The tier, or `"unrouted"`.
     pub tier: String,
-    /// Rows that wait for somebody to decide.
+    /// Rows that nobody has redriven or discarded yet.
     pub dead: u64,
-    /// Rows that are being published again.
+    /// Rows that a redrive is publishing.
     pub redriving: u64,
-    /// Rows that were published again.
+    /// Rows that were redriven.
     pub redriven: u64,
-    /// Rows that somebody decided not to need.
+    /// Rows that were discarded.
     pub discarded: u64,
 }
 
-/// Failures that are the same.
+/// Failures with the same fingerprint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Group {
-    /// What they have in common.
+    /// Their fingerprint.
     pub fingerprint: String,
     /// How many there are.
     pub count: u64,
-    /// When the first and the last of them died, within what was asked for.
-    #[serde(serialize_with = "times::serialize")]
+    /// When the first of them died, within the filter.
+    #[serde(serialize_with = "time_filter::serialize")]
     pub first_seen: SystemTime,
-    /// When the last of them died.
-    #[serde(serialize_with = "times::serialize")]
+    /// When the last of them died, within the filter.
+    #[serde(serialize_with = "time_filter::serialize")]
     pub last_seen: SystemTime,
     /// The one that was logged last.
     pub sample: Summary,
-    /// What probably caused them, what to do about it, and why.
+    /// Their probable cause, what to do about it, and why.
     #[serde(flatten)]
     pub assessment: Assessment,
 }
 
 impl DeadLetters {
-    /// One page of the rows that a filter means, those that died last first.
+    /// One page of the rows that a filter selects, the latest death first.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -91,7 +91,7 @@ impl DeadLetters {
         Ok(Listed { letters, next })
     }
 
-    /// A dead letter with all that is known of it.
+    /// A dead letter with all its fields.
     ///
     /// # Errors
     /// [`Error::DeadLetterNotFound`], and as every use of the database.
@@ -120,8 +120,8 @@ impl DeadLetters {
         found.ok_or(Error::DeadLetterNotFound { id })
     }
 
-    /// How many rows each tier of the map has, in its order, then those of tiers that are no longer
-    /// in it. The counts are kept, so this costs the same however many rows there are.
+    /// How many rows each tier has: the tiers of the map in its order, then tiers that are no longer in it.
+    /// The counts are maintained, so this costs the same however many rows there are.
     ///
     /// # Errors
     /// As every use of the database.
@@ -162,8 +162,8 @@ impl DeadLetters {
         Ok(tiers.into_iter().map(count).collect())
     }
 
-    /// The failures that a filter means, grouped, the largest groups first. Give it a window of time:
-    /// every row in it is counted.
+    /// The failures that a filter selects, grouped by fingerprint, the largest groups first. Set a time window:
+    /// Postgres counts every row in it.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -206,7 +206,7 @@ impl DeadLetters {
         Ok(assessed)
     }
 
-    /// What probably caused one dead letter, what to do about it, and why.
+    /// The probable cause of one dead letter, what to do about it, and why.
     pub async fn assess(&self, letter: &Summary) -> Assessment {
         let failing = Failing {
             sample: letter,
@@ -218,7 +218,7 @@ impl DeadLetters {
         self.triage.assess(&failing).await
     }
 
-    /// How many rows a filter means. Every one of them is counted.
+    /// How many rows a filter selects. Postgres counts every one of them.
     ///
     /// # Errors
     /// [`Error::InvalidFilter`], and as every use of the database.
@@ -231,11 +231,11 @@ impl DeadLetters {
         Ok(count.unsigned_abs())
     }
 
-    /// How Postgres answers the questions of [`list`](Self::list), [`groups`](Self::groups) and
-    /// [`by_tier`](Self::by_tier): its plans, after running them. For benchmarks.
+    /// The query plans of [`list`](Self::list), [`groups`](Self::groups) and
+    /// [`by_tier`](Self::by_tier), with `EXPLAIN ANALYZE`. For benchmarks.
     ///
     /// # Errors
-    /// As those.
+    /// As those functions.
     #[doc(hidden)]
     pub async fn explain(&self, filter: &Filter) -> Result<[String; 3], Error> {
         const EXPLAIN: &str = "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) ";
@@ -269,7 +269,7 @@ impl DeadLetters {
             query.push_bind(id).push(")");
         }
         query.push(" ORDER BY died_at DESC, id DESC LIMIT ");
-        // One more tells whether there is another page.
+        // One more row than the page has tells whether there is another page.
         query.push_bind(i64::from(page.size) + 1);
         Ok(query)
     }
@@ -312,7 +312,7 @@ impl DeadLetters {
         task.is_some_and(|task| self.topology.task(task).is_some())
     }
 
-    /// A statement about this app's rows, from its beginning; conditions follow.
+    /// The beginning of a statement on this app's rows; conditions follow.
     pub(super) fn select(&self, beginning: &str) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(format!(
             "{beginning} FROM tierline.dead_letters AS letter WHERE app = "

@@ -1,4 +1,4 @@
-//! Writing to the log: many rows in one statement, each of them once.
+//! Writes rows to the log: many in one statement, each of them once.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use super::identity;
 use crate::Error;
 use crate::postgres::{Database, STATEMENT_LIMIT, Time};
 
-/// From this many bytes on, the buffer of a connection is not kept for the next statement.
+/// From this many bytes on, a connection drops its buffer after the statement.
 const LARGE: usize = 1 << 20;
 
-/// What a batch came to.
+/// How many rows a batch added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Written {
-    /// Rows that are new.
+    /// New rows.
     pub(super) new: u64,
-    /// Rows that were there already.
+    /// Rows that the log already had.
     pub(super) repeated: u64,
 }
 
-/// Writes the rows. When this answers `Ok`, every one of them is committed, now or before.
+/// Writes the rows. `Ok` means that every one of them is committed, now or before.
 ///
-/// What Postgres refuses costs only itself: the batch is halved until the row is alone, which then
-/// goes without its JSON, and at last as bytes alone.
+/// A row that Postgres refuses does not affect the others: the batch is halved until that row is alone. It is
+/// then written without its JSON, and if that fails too, as bytes alone.
 pub(super) async fn write(
     database: &Database,
     app: &str,
@@ -40,7 +40,7 @@ pub(super) async fn write(
                 continue;
             }
             Err(Error::DatabaseRefused { cause, .. }) => {
-                tracing::warn!(%cause, "Postgres refuses a dead letter as it is");
+                tracing::warn!(%cause, "Postgres refuses a dead letter; writing it without its JSON");
                 write_less(database, app, batch).await?
             }
             written => written?,
@@ -51,8 +51,8 @@ pub(super) async fn write(
     Ok(written)
 }
 
-/// Writes a row that Postgres refuses with less in it. It is a copy: where Postgres refuses everything,
-/// a database that was made read-only, say, the row is tried in full the next time.
+/// Writes a row that Postgres refuses, with less in it. It changes a copy: if Postgres refuses everything,
+/// as a read-only database does, the next attempt writes the full row.
 async fn write_less(database: &Database, app: &str, row: &[Entry]) -> Result<Written, Error> {
     let mut row = row.to_vec();
     row.iter_mut().for_each(Entry::without_json);
@@ -69,7 +69,7 @@ async fn write_at_once(
     app: &str,
     entries: &[Entry],
 ) -> Result<Written, Error> {
-    // One message may be as large as the broker allows: it has the time that it needs.
+    // One message may be as large as the broker allows, so the limit grows with its size.
     let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
     let limit = STATEMENT_LIMIT + Duration::from_secs((bytes >> 20) as u64);
     let writing = insert(database, app, entries, bytes);
@@ -111,9 +111,8 @@ async fn insert(
     Ok(new)
 }
 
-/// Inserts what died after an equal message was dealt with: somebody has discarded or redriven that one,
-/// and would not look at its row again. An application may publish the same task under the same id
-/// every day.
+/// Inserts rows for messages that died after an operator discarded or redrove an equal message: nobody
+/// would look at the old row again. An application may publish the same task under the same id every day.
 async fn insert_later_deaths(
     connection: &mut PgConnection,
     app: &str,
@@ -153,7 +152,7 @@ async fn insert_later_deaths(
     }
 }
 
-/// The statement that inserts rows, where a condition holds. The payload is sent once: Postgres makes the
+/// The statement that inserts rows if a condition holds. The payload is sent once: Postgres derives the
 /// JSON for queries from it.
 macro_rules! insert_where {
     ($condition:literal) => {
@@ -185,7 +184,7 @@ macro_rules! insert_where {
 
 const INSERT: &str = insert_where!("true");
 
-/// The same for messages that an earlier release may have logged, under another identity.
+/// The condition for messages that an earlier release may have logged under another identity.
 const INSERT_UNLESS_KNOWN: &str = insert_where!(
     "earlier_identity IS NULL OR NOT EXISTS (SELECT FROM tierline.dead_letters AS known \
         WHERE known.app = $1 AND known.identity = entry.earlier_identity \
@@ -201,8 +200,8 @@ async fn insert_rows(
     fn column<'e, T>(entries: &'e [Entry], of: impl Fn(&'e Entry) -> T) -> Vec<T> {
         entries.iter().map(of).collect()
     }
-    // A plan that looks for earlier rows is made anew each time: one from when the log was small would
-    // look at every row of a large one.
+    // Postgres plans a query for earlier rows anew each time: a plan from when the log was small would scan
+    // a large one.
     let is_plain = entries.iter().all(|it| it.earlier_identity.is_none());
     let statement = if is_plain {
         INSERT
@@ -241,13 +240,13 @@ async fn insert_rows(
     Ok(inserted.rows_affected())
 }
 
-/// The rows that these were in their life before: their redrive did not help.
+/// Marks the rows that these messages were redriven from: their redrive failed.
 async fn mark_dead_again(
     connection: &mut PgConnection,
     app: &str,
     redriven: &[&Entry],
 ) -> Result<(), sqlx::Error> {
-    // In one order everywhere, so that two collectors never wait for each other.
+    // In one order everywhere, so that two collectors never deadlock.
     let mut lives: Vec<(i64, i32)> = redriven
         .iter()
         .filter_map(|entry| Some((entry.redriven_from?, entry.life)))

@@ -1,15 +1,16 @@
-//! The way back: dead letters are logged in Postgres, understood, and redriven.
+//! The log of dead letters: collect them into Postgres, find their causes, redrive them.
 //!
 //! | file | what |
 //! |---|---|
-//! | `entry`, `identity`, `fingerprint`, `properties` | what a delivery from a dead-letter queue becomes in the log |
-//! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | taking dead letters into the log; retention and growth |
-//! | `filter`, `letter`, `list` | reading the log |
-//! | `triage` | what probably caused a failure, and what to do about it |
-//! | `redrive`, `bulk`, `run`, `operation`, `discard` | one back, many back, none back |
+//! | `entry`, `identity`, `fingerprint`, `properties` | make a log row from a delivery of a dead-letter queue |
+//! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | move dead letters into the log; retention and growth alerts |
+//! | `filter`, `time_filter`, `letter`, `list`, `labels` | read the log |
+//! | `triage` | the probable cause of a failure, and what to do about it |
+//! | `redrive`, `bulk`, `bulk_runner`, `operation`, `discard` | redrive one, redrive many, discard |
 //! | `outcome` | how redriven tasks ended |
 
 mod bulk;
+mod bulk_runner;
 mod collect;
 mod discard;
 mod entry;
@@ -17,6 +18,7 @@ mod filter;
 mod fingerprint;
 mod housekeeping;
 mod identity;
+mod labels;
 mod letter;
 mod list;
 mod log;
@@ -25,12 +27,10 @@ mod outcome;
 mod properties;
 mod queues;
 mod redrive;
-mod run;
 mod subscription;
 mod tiers;
-mod times;
+mod time_filter;
 mod triage;
-mod words;
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,22 +42,22 @@ pub use entry::UNROUTED;
 pub use filter::{Cursor, Filter, Page};
 pub use fingerprint::{fingerprint, template};
 pub use housekeeping::DEFAULT_RETENTION;
+pub use labels::{Reason, RedriveOutcome, State};
 pub use letter::{Action, DeadLetter, PastAttempt, Summary};
 pub use list::{Group, Listed, TierCount};
 pub use operation::{Operation, OperationKind, OperationState};
 pub use outcome::Outcomes;
 #[cfg(feature = "admin")]
-pub(crate) use times::TIME_PATTERN;
-pub use times::parse_time;
+pub(crate) use time_filter::TIME_PATTERN;
+pub use time_filter::parse_time;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
-pub use words::{Reason, RedriveOutcome, State};
 
 use crate::Error;
 use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::topology::Topology;
 
-/// The longest name and reason that are kept, in bytes.
+/// The longest operator name and reason that the log keeps, in bytes.
 const LONGEST: usize = 200;
 
 /// The log of dead letters. Get it from [`Tierline::dead_letters`](crate::Tierline::dead_letters).
@@ -85,7 +85,7 @@ const LONGEST: usize = 200;
 pub struct DeadLetters {
     topology: Topology,
     database: Database,
-    /// `None`: nothing can be redriven.
+    /// `None`: this instance cannot redrive.
     publisher: Option<Publisher>,
     triage: Triage,
     who: Arc<str>,
@@ -107,7 +107,7 @@ impl DeadLetters {
         }
     }
 
-    /// The log of this map's app, for programs that have no broker: everything but redriving.
+    /// The log of this map's app for programs without a broker. It does everything except redrive.
     pub fn without_broker(topology: Topology, database: Database) -> Self {
         Self {
             topology,
@@ -120,26 +120,26 @@ impl DeadLetters {
         }
     }
 
-    /// Who does what follows. It is kept with every row that is changed. Default: `somebody`.
+    /// The operator who makes the changes that follow. Every changed row records it. Default: `somebody`.
     pub fn by(mut self, who: &str) -> Self {
         self.who = kept(who);
         self
     }
 
-    /// Why that is done, kept likewise. Default: nothing.
+    /// The reason for these changes. Every changed row records it. Default: empty.
     pub fn because(mut self, why: &str) -> Self {
         self.why = kept(why);
         self
     }
 
-    /// How long rows that somebody began to redrive are left to them, when they are not heard of any
-    /// more. Default: 60 s. It must be longer than a batch takes to be published.
+    /// How long a claim on rows that are being redriven lasts after its process last reported. Default:
+    /// 60 s. It must be longer than the broker takes to confirm a batch.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Removes rows that died, and were logged, longer ago than `keep`, as the collector does. Answers how many.
+    /// Deletes rows that died, and were logged, longer ago than `keep`, as the collector does. Returns how many.
     ///
     /// # Errors
     /// As every use of the database.
@@ -149,7 +149,7 @@ impl DeadLetters {
 
     fn publisher(&self) -> Result<&Publisher, Error> {
         let none = || Error::InvalidBrokerUrl {
-            problem: "none was given, and it takes one to redrive".into(),
+            problem: "no broker URL was given, and a redrive publishes to the broker".into(),
         };
         self.publisher.as_ref().ok_or_else(none)
     }
@@ -163,7 +163,7 @@ impl DeadLetters {
     }
 }
 
-/// What is kept of a text that somebody gave.
+/// The part of a text that the log keeps.
 fn kept(text: &str) -> Arc<str> {
     let text = text.replace('\0', "\u{fffd}");
     text[..text.floor_char_boundary(LONGEST)].into()

@@ -1,4 +1,4 @@
-//! What was done to many rows at once, and how far it is.
+//! Operations on many rows, and their progress.
 
 use std::time::SystemTime;
 
@@ -7,54 +7,54 @@ use serde_json::Value;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::{DeadLetters, Filter, times};
+use super::{DeadLetters, Filter, time_filter};
 use crate::Error;
 use crate::postgres::Time;
 
-/// Something that is or was done to many rows at once.
+/// An operation on many rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Operation {
-    /// Its number.
+    /// Its id.
     pub id: i64,
-    /// What is done.
+    /// The kind of the operation.
     pub action: OperationKind,
-    /// Who began it.
+    /// The operator who began it.
     pub who: String,
-    /// Why, in their words.
+    /// The operator's reason.
     pub why: String,
-    /// Which rows it is about.
+    /// The rows that it selects.
     pub filter: Value,
-    /// How far it is.
+    /// Its state.
     pub state: OperationState,
-    /// How many rows it was about when it began.
+    /// How many rows it selected when it began.
     pub total: u64,
-    /// How many are done.
+    /// How many rows are done.
     pub done: u64,
-    /// How many were tried without an answer; they are dead as before.
+    /// How many rows the broker did not confirm; they are still dead.
     pub failed: u64,
-    /// How many cannot be redriven: their task is not in the map, say.
+    /// How many rows cannot be redriven, for example because their task is not in the map.
     pub refused: u64,
-    /// What there is to say about it: why it stopped, say.
+    /// A note, for example why it stopped.
     pub note: String,
     /// When it began.
-    #[serde(serialize_with = "times::serialize")]
+    #[serde(serialize_with = "time_filter::serialize")]
     pub started_at: SystemTime,
     /// When it ended.
-    #[serde(serialize_with = "times::optional::serialize")]
+    #[serde(serialize_with = "time_filter::optional::serialize")]
     pub ended_at: Option<SystemTime>,
 }
 
-/// What is done to many rows.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OperationKind {
-    /// They are published again.
+    /// Publishes the rows again.
     Redrive,
-    /// They are marked as not needed.
+    /// Marks the rows as not needed.
     Discard,
-    /// They are deleted.
+    /// Deletes the rows.
     Purge,
 }
 
@@ -68,22 +68,22 @@ impl OperationKind {
     }
 }
 
-/// How far an operation is.
+/// The state of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OperationState {
-    /// It runs, or its process died: then it can be resumed.
+    /// It runs, or its process died and it can be resumed.
     Running,
-    /// It was told to stop, and will after its batch.
+    /// An operator stopped it; it ends after its batch.
     Stopping,
-    /// It stopped before its end, and can be resumed; the note says why.
+    /// It stopped before its last row, and can be resumed. The note says why.
     Stopped,
-    /// It came to its end.
+    /// It is complete.
     Done,
 }
 
-/// An operation and the values that only its runner needs.
+/// An operation and the fields that only its runner needs.
 pub(super) struct Known {
     pub(super) operation: Operation,
     pub(super) runner: String,
@@ -95,7 +95,7 @@ const COLUMNS: &str = "id, action, who, why, filter::text AS filter, settings::t
      state, runner, upto, total, done, failed, refused, note, started_at, ended_at";
 
 impl DeadLetters {
-    /// An operation, and how far it is.
+    /// An operation and its progress.
     ///
     /// # Errors
     /// [`Error::BulkNotFound`], and as every use of the database.
@@ -103,7 +103,7 @@ impl DeadLetters {
         Ok(self.known_operation(id).await?.operation)
     }
 
-    /// The last operations, the newest first.
+    /// The latest operations, the newest first.
     ///
     /// # Errors
     /// As every use of the database.
@@ -124,10 +124,10 @@ impl DeadLetters {
         Ok(known.into_iter().map(|known| known.operation).collect())
     }
 
-    /// Tells a bulk redrive to stop after its batch, wherever it runs.
+    /// Stops a bulk redrive after its batch, in whichever process it runs.
     ///
     /// # Errors
-    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] where it does not run; as every use of the
+    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] if it does not run; as every use of the
     /// database.
     pub async fn stop(&self, id: i64) -> Result<(), Error> {
         let stopping = sqlx::query(
@@ -146,7 +146,7 @@ impl DeadLetters {
         self.operation(id).await?;
         Err(Error::BulkRefused {
             id,
-            problem: "it does not run any more".into(),
+            problem: "it no longer runs".into(),
         })
     }
 
@@ -165,7 +165,7 @@ impl DeadLetters {
         known.ok_or(Error::BulkNotFound { id })
     }
 
-    /// Notes down that something is about to be done to `total` rows up to the row `upto`.
+    /// Records an operation on `total` rows up to the row `upto`.
     pub(super) async fn begin(
         &self,
         action: OperationKind,
@@ -195,8 +195,8 @@ impl DeadLetters {
         Ok(known.operation)
     }
 
-    /// Makes a redrive that is stopped, or whose process is not heard of, one that `runner` runs. `None`
-    /// where somebody else runs it.
+    /// Assigns a redrive to `runner`, if it is stopped or its process has stopped reporting. `None` if
+    /// another process runs it.
     pub(super) async fn take_over(
         &self,
         id: i64,
@@ -218,7 +218,7 @@ impl DeadLetters {
         Ok(known.map(|known| known.operation))
     }
 
-    /// Adds to an operation's counts, and says whether it may go on.
+    /// Adds to an operation's counts, and returns whether it may continue.
     pub(super) async fn report(
         &self,
         id: i64,
@@ -238,11 +238,11 @@ impl DeadLetters {
         .bind(number(refused))
         .fetch_optional(self.database.pool());
         let state: Option<String> = self.within("report progress", reporting).await?;
-        // None: somebody else has taken it over.
+        // None: another process has resumed it.
         Ok(state.as_deref() == Some("running"))
     }
 
-    /// Notes down how an operation ended. A note that is there already stays where there is none.
+    /// Records the end of an operation. An empty note keeps the earlier one.
     pub(super) async fn end(
         &self,
         id: i64,

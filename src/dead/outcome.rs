@@ -1,4 +1,4 @@
-//! How redriven tasks ended: told by workers, read by operators and by the canary.
+//! How redriven tasks ended: workers record it, operators and the canary read it.
 
 use std::time::Duration;
 
@@ -11,50 +11,50 @@ use crate::message::Message;
 use crate::observe::Event;
 use crate::postgres::{Database, STATEMENT_LIMIT};
 
-/// How many outcomes wait for the database at most; further ones are dropped.
+/// How many outcomes may wait for the database; further ones are dropped.
 const WAITING: usize = 10_000;
-/// How many are written in one statement.
+/// How many outcomes one statement writes.
 const BATCH: usize = 500;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Writes how redriven tasks ended into the rows that they came from. Cheap to clone.
+/// Writes the outcome of redriven tasks into the rows that they were redriven from. Cheap to clone.
 ///
-/// The contract with whoever runs tasks: call [`record`](Self::record) once per message that has
-/// [`redriven`](Message::redriven) set, after its outcome is durable (`Done` after the handler
-/// succeeded, `Dead` after the dead letter is confirmed …). It takes a microsecond, never waits and
-/// never fails: outcomes are written in the background, many at once, and again after the database
-/// was away. It is best effort: what waits when the process ends, or exceeds 10,000, is lost. That a
-/// redriven task died again is known to the collector too.
+/// The worker calls [`record`](Self::record) once for each message that has
+/// [`redriven`](Message::redriven) set, after its outcome is durable: `Done` after the handler
+/// succeeded, `Dead` after the broker confirmed the dead letter, and so on. `record` takes a microsecond,
+/// never waits and never fails. A background task writes the outcomes in batches, and tries again while
+/// the database is away. This is best effort: outcomes that wait when the process ends, and those beyond
+/// 10,000, are lost. The collector also records that a redriven task died again.
 #[derive(Debug, Clone)]
 pub struct Outcomes {
-    sender: mpsc::Sender<Ended>,
+    sender: mpsc::Sender<RecordedOutcome>,
 }
 
 #[derive(Debug)]
-struct Ended {
+struct RecordedOutcome {
     row: i64,
     life: i32,
     outcome: RedriveOutcome,
 }
 
 impl Outcomes {
-    /// Begins to write for `app`, in a background task that ends with the last clone, after what is
-    /// waiting was tried once more.
+    /// Starts the background task that writes for `app`. It ends with the last clone, after it has tried
+    /// once more to write the outcomes that wait.
     pub fn start(database: Database, app: &str) -> Self {
         let (sender, receiver) = mpsc::channel(WAITING);
         tokio::spawn(write(database, app.to_owned(), receiver));
         Self { sender }
     }
 
-    /// Notes how a message ended; nothing happens where it was not redriven.
+    /// Records the outcome of a message; does nothing if the message was not redriven.
     pub fn record(&self, message: &Message, outcome: RedriveOutcome) {
         if let Some(redriven) = &message.redriven {
             self.note(&redriven.from, message.life, outcome);
         }
     }
 
-    /// Notes how a redriven task ended, if that is what happened.
-    pub(crate) fn hear(&self, event: &Event<'_>) {
+    /// Records the outcome of a redriven task, if the event is one.
+    pub(crate) fn handle(&self, event: &Event<'_>) {
         let (task, outcome) = match event {
             Event::Done { task, .. } => (task, RedriveOutcome::Done),
             Event::Dead { task, .. } => (task, RedriveOutcome::Dead),
@@ -68,20 +68,24 @@ impl Outcomes {
     }
 
     fn note(&self, from: &str, life: u32, outcome: RedriveOutcome) {
-        // Another producer may write anything there.
+        // Other producers may write any text there.
         let (Ok(row), Ok(life)) = (from.parse(), i32::try_from(life)) else {
             return;
         };
-        if self.sender.try_send(Ended { row, life, outcome }).is_err() {
-            tracing::warn!(row, %outcome, "the outcome of a redrive was dropped: too many wait");
+        if self
+            .sender
+            .try_send(RecordedOutcome { row, life, outcome })
+            .is_err()
+        {
+            tracing::warn!(row, %outcome, "dropped the outcome of a redrive: too many wait for the database");
         }
     }
 }
 
-async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<Ended>) {
+async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<RecordedOutcome>) {
     let mut batch = Vec::with_capacity(BATCH);
     while receiver.recv_many(&mut batch, BATCH).await > 0 {
-        // In one order everywhere, so that two writers never wait for each other.
+        // In one order everywhere, so that two writers never deadlock.
         batch.sort_by_key(|ended| ended.row);
         let rows: Vec<i64> = batch.iter().map(|ended| ended.row).collect();
         let lives: Vec<i32> = batch.iter().map(|ended| ended.life).collect();
@@ -91,15 +95,15 @@ async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<End
                 let mut connection = database.pool().acquire().await?;
                 mark(&mut connection, &app, &rows, &lives, &outcomes).await
             };
-            let tried = "record how redriven tasks ended";
+            let tried = "record the outcomes of redriven tasks";
             match database.within(STATEMENT_LIMIT, tried, marking).await {
                 Ok(()) => break,
                 Err(error) if error.is_transient() && !receiver.is_closed() => {
-                    tracing::debug!(%error, "will try again");
+                    tracing::debug!(%error, "cannot record the outcomes of redrives; trying again");
                     sleep(PAUSE).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, count = rows.len(), "outcomes of redrives are lost");
+                    tracing::warn!(%error, count = rows.len(), "lost the outcomes of redrives");
                     break;
                 }
             }
@@ -108,7 +112,7 @@ async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<End
     }
 }
 
-/// Writes how the next life of each row ended; `lives` are those next lives.
+/// Writes the outcome of each row's redrive. `lives` are the redrive counts of the messages that ended.
 pub(super) async fn mark(
     connection: &mut PgConnection,
     app: &str,

@@ -1,21 +1,21 @@
-//! AMQP properties as bytes: the form that they have on the wire, which no release changes.
+//! AMQP properties as bytes, in their wire form, which no release changes.
 
 use lapin::BasicProperties;
 use lapin::protocol::basic::{gen_properties, parse_properties};
 use lapin::types::{AMQPValue, FieldTable};
 
-/// Nothing but headers that the protocol cannot carry would not encode, and those never arrive.
+/// Encoding fails only for headers that the protocol cannot carry, and those never arrive.
 pub(super) fn encode(properties: &BasicProperties) -> Vec<u8> {
     cookie_factory::gen_simple(gen_properties(properties), Vec::new()).unwrap_or_default()
 }
 
-/// `None` where they are damaged.
+/// `None` if the bytes are damaged.
 pub(super) fn decode(bytes: &[u8]) -> Option<BasicProperties> {
     let (_, properties) = parse_properties(bytes).ok()?;
     Some(properties)
 }
 
-/// How much memory the headers of a delivery take, about. Small values take far more than on the wire.
+/// How much memory the headers of a delivery take, about: far more than on the wire for small values.
 pub(super) fn memory(properties: &BasicProperties) -> usize {
     properties.headers().as_ref().map_or(0, table_memory)
 }

@@ -1,5 +1,5 @@
-//! The queues that the collector takes from. They share a connection; one that may end it for the
-//! others has a connection of its own.
+//! The queues that the collector consumes from. They share a connection; a queue that may end the shared
+//! connection gets its own.
 
 use std::pin::{Pin, pin};
 use std::time::{Duration, SystemTime};
@@ -9,26 +9,26 @@ use futures_util::{FutureExt, Stream, StreamExt};
 use lapin::message::Delivery;
 use tokio::time::Instant;
 
-use super::entry::{Entry, Source};
+use super::entry::{DeadLetterQueue, Entry};
 use super::properties;
 use super::subscription::{Attempt, Place, Subscription, attempt};
 use crate::Error;
 use crate::topology::Topology;
 
-/// How large the messages of a batch are together, about, before it is written. Until they are written,
-/// they take about four times as much.
+/// How many bytes of messages a batch has, about, before it is written. Until then they take about four
+/// times as much memory.
 const BATCH_BYTES: usize = 4 << 20;
 /// How long to wait before a queue that could not be consumed from is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
-/// The same at most for a queue that costs its connection: then the pause doubles each time.
+/// The longest such pause for a queue that ends its connection: the pause doubles each time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// The queues, each with a channel of its own: its deliveries then come in the order of their tags,
-/// and one acknowledgement stands for a batch.
+/// The queues, each with its own channel: deliveries then arrive in the order of their tags, and one
+/// acknowledgement covers a batch.
 pub(super) struct Queues<'c> {
     place: Place<'c>,
     queues: Vec<Queue>,
-    /// For each queue, whether it must not be consumed from on the connection of the others.
+    /// For each queue, whether it needs its own connection.
     apart: &'c mut [bool],
     deliveries: SelectAll<Feed>,
     attempts: FuturesUnordered<Attempting<'c>>,
@@ -37,7 +37,7 @@ pub(super) struct Queues<'c> {
 }
 
 struct Queue {
-    source: Source,
+    source: DeadLetterQueue,
     subscription: Option<Subscription>,
     /// Whether an attempt to consume from it is under way.
     is_tried: bool,
@@ -45,14 +45,14 @@ struct Queue {
     pause: Duration,
 }
 
-/// Something from a queue: a delivery, or `None` where its consumer ended.
+/// A delivery of a queue, or `None` if its consumer ended.
 pub(super) struct Item {
     queue: usize,
     subscription: u64,
     delivery: Option<Delivery>,
 }
 
-/// The last delivery of a queue in a batch. Its tag means nothing to another subscription.
+/// The last delivery of a queue in a batch. Its tag is valid for its own subscription only.
 pub(super) struct Last {
     subscription: u64,
     tag: u64,
@@ -62,7 +62,11 @@ type Feed = Pin<Box<dyn Stream<Item = Item> + Send>>;
 type Attempting<'c> = Pin<Box<dyn Future<Output = Attempt> + Send + 'c>>;
 
 impl<'c> Queues<'c> {
-    pub(super) fn new(place: Place<'c>, sources: Vec<Source>, apart: &'c mut [bool]) -> Self {
+    pub(super) fn new(
+        place: Place<'c>,
+        sources: Vec<DeadLetterQueue>,
+        apart: &'c mut [bool],
+    ) -> Self {
         let queue = |source| Queue {
             source,
             subscription: None,
@@ -80,9 +84,8 @@ impl<'c> Queues<'c> {
         }
     }
 
-    /// Begins to consume from each queue that is not consumed from. This does not wait: a queue that is
-    /// missing, or that does not answer, keeps no other from being collected. `false`: the connection
-    /// is lost.
+    /// Starts to consume from each queue that has no consumer. This does not wait: a queue that is
+    /// missing or does not answer delays no other. `false`: the connection is lost.
     pub(super) fn subscribe(&mut self) -> bool {
         if !self.place.connection.is_open() {
             return false;
@@ -104,8 +107,8 @@ impl<'c> Queues<'c> {
         true
     }
 
-    /// If the connection is lost, remembers the queues that were about to be consumed from: one of them
-    /// may be why.
+    /// If the connection is lost, records the queues whose subscription was under way: one of them may have
+    /// ended it.
     pub(super) fn note_loss(&mut self) {
         if self.place.connection.is_open() {
             return;
@@ -115,7 +118,7 @@ impl<'c> Queues<'c> {
         }
     }
 
-    /// Does some work, while attempts to consume go on.
+    /// Runs a future while attempts to consume continue.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -135,7 +138,7 @@ impl<'c> Queues<'c> {
             Ok(consuming) => consuming,
             Err(refused) => {
                 let (error, name) = (&refused.error, &queue.source.queue);
-                tracing::warn!(%error, queue = name, "cannot collect from a queue");
+                tracing::warn!(%error, queue = name, "cannot consume from a dead-letter queue");
                 queue.try_at = Instant::now() + queue.pause;
                 if refused.is_dangerous {
                     self.apart[index] = true;
@@ -152,13 +155,13 @@ impl<'c> Queues<'c> {
             subscription: number,
             delivery,
         };
-        // A queue that is deleted ends its consumer without an error.
+        // Deleting a queue ends its consumer without an error.
         let end = futures_util::stream::once(async move { item(None) });
         let deliveries = consumer.map(move |delivery| item(delivery.ok()));
         self.deliveries.push(Box::pin(deliveries.chain(end)));
     }
 
-    /// Waits for a delivery, and takes along what is there already.
+    /// Waits for a delivery, and adds those that have already arrived.
     pub(super) async fn gather(&mut self, most: usize) -> Vec<Item> {
         let budget = self.place.budget;
         let first = loop {
@@ -201,12 +204,12 @@ impl<'c> Queues<'c> {
             if current.is_none_or(|current| current.number != item.subscription) {
                 continue;
             }
-            // What a closed channel still gives cannot be acknowledged, and is delivered again.
+            // Deliveries of a closed channel cannot be acknowledged; the broker delivers them again.
             if item.delivery.is_some() && !current.is_some_and(Subscription::is_open) {
                 continue;
             }
             let Some(delivery) = item.delivery else {
-                // What is not acknowledged comes again on a new channel.
+                // The broker delivers unacknowledged messages again on a new channel.
                 queue.subscription = None;
                 last[index] = None;
                 continue;
@@ -216,7 +219,7 @@ impl<'c> Queues<'c> {
             let mut entry = Entry::new(topology, &queue.source, properties, payload, now);
             entry.repaired(properties, repaired.as_ref());
             if !(has_earlier || delivery.redelivered) {
-                // No earlier release has logged it.
+                // A first delivery: no earlier release has logged it.
                 entry.earlier_identity = None;
             }
             entries.push(entry);
@@ -228,8 +231,8 @@ impl<'c> Queues<'c> {
         (entries, last)
     }
 
-    /// Acknowledges everything up to the last delivery of each queue. A queue may have been subscribed to
-    /// anew while its rows were written: those messages are delivered again, and are recognised.
+    /// Acknowledges everything up to the last delivery of each queue. If a queue was subscribed to again
+    /// while its rows were written, the broker delivers its messages again and the log recognises them.
     pub(super) async fn acknowledge(&mut self, last: &[Option<Last>]) -> Result<(), Error> {
         for (queue, last) in self.queues.iter().zip(last) {
             if let (Some(subscription), Some(last)) = (&queue.subscription, last)

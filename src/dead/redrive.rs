@@ -1,10 +1,10 @@
-//! The way back: a dead letter is published again, confirmed, and then marked.
+//! Redrive: publish a dead letter again, wait for the confirm, then mark its row.
 //!
-//! A row is first claimed (state `redriving`, with a token, a time and the state it had), so that two
-//! operators never take the same one. If it cannot be published, it returns to the state it had. A
-//! caller that goes away changes nothing about that: the row is published and marked all the same. A
-//! process that dies in between leaves claims behind; they are anybody's after the lease. The message
-//! may then be published twice, with the same id, and is never lost.
+//! A redrive first claims the row (state `redriving`, with a token, a time and the state before), so that
+//! two operators never publish the same one. If it cannot be published, the row returns to the state
+//! before. If the caller goes away, the row is published and marked anyway. A process that dies in between
+//! leaves claims behind, which any process may take after the lease. The message may then be published
+//! twice, with the same id, and is never lost.
 
 use std::time::Duration;
 
@@ -25,17 +25,17 @@ use crate::topology::Topology;
 use crate::topology::capabilities::Capabilities;
 use crate::{Error, TaskId};
 
-/// How long a claim holds: longer than any batch takes to be published and marked.
+/// How long a claim lasts: longer than any batch takes to be published and marked.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
-/// How many messages of a batch are under way at once.
+/// How many messages of a batch are in flight at once.
 const AT_ONCE: usize = 1_000;
-/// How large the rows are together, about, that are claimed at once: they are held in memory.
+/// How many bytes of rows one claim takes, about: they are held in memory.
 const CLAIMED_BYTES: i64 = 4 << 20;
-/// How often, and with which pause, it is tried to mark what was published.
+/// How often, and with which pause, a redrive tries to mark published rows.
 const MARK_TRIES: u32 = 20;
 const MARK_PAUSE: Duration = Duration::from_millis(500);
 
-/// A row that is ours to publish.
+/// A row that this process has claimed.
 #[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) id: i64,
@@ -44,31 +44,31 @@ pub(super) struct Claimed {
     tier: String,
     payload: Vec<u8>,
     properties: Vec<u8>,
-    /// Where it stands in the order of a bulk redrive.
+    /// Its position in the order of a bulk redrive.
     pub(super) died_at: Time,
 }
 
-/// What became of a claimed row.
+/// The result of publishing a claimed row.
 #[derive(Debug)]
 pub(super) enum Sent {
     /// Published and confirmed.
     Confirmed,
-    /// Cannot be published as it is.
+    /// It cannot be published in its present form.
     Refused(Error),
-    /// Not confirmed: it may be published or not.
+    /// Not confirmed: the broker may have stored it or not.
     Failed(Error),
 }
 
 impl DeadLetters {
     /// Publishes a dead letter again, to the tier that the map gives its task today, and waits for
-    /// the confirm. Its attempts, crashes and expiry begin anew; its id, headers and payload stay.
+    /// the confirm. Its attempts, crash count and expiry are reset; its id, headers and payload stay.
     ///
-    /// A row is redriven once: if the task dies again, that is a new dead letter, linked to this one.
+    /// A row is redriven once. If the task dies again, it becomes a new dead letter that is linked to this one.
     ///
     /// # Errors
-    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] where its task is no longer in the
-    /// map, it cannot be read, it was redriven already or somebody else is redriving it; as
-    /// publishing, and then it stays as it was; as every use of the database.
+    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] if its task is no longer in the
+    /// map, it cannot be parsed, it was already redriven or another process is redriving it; as publishing,
+    /// and then its state does not change; as every use of the database.
     pub async fn redrive(&self, id: i64) -> Result<Receipt, Error> {
         self.publisher()?;
         let letters = self.clone();
@@ -86,8 +86,10 @@ impl DeadLetters {
         let claimed = self.claimed(query).await?;
         let Some(claimed) = claimed.into_iter().next() else {
             let problem = match self.get(id).await?.summary.state {
-                State::Redriven => "it was redriven already; if it died again, redrive that",
-                _ => "somebody else is at it just now",
+                State::Redriven => {
+                    "it was already redriven; if it died again, redrive the new dead letter"
+                }
+                _ => "another process is redriving it",
             };
             return Err(Error::DeadLetterRefused {
                 id,
@@ -116,7 +118,7 @@ impl DeadLetters {
         Ok(Receipt::new(task, tier, std::time::SystemTime::now()))
     }
 
-    /// The beginning of a statement that claims rows: conditions follow, then [`claimed`].
+    /// The beginning of a statement that claims rows. Add conditions, then run it with [`claimed`].
     ///
     /// [`claimed`]: Self::claimed
     pub(super) fn claim(&self, token: &str) -> QueryBuilder<Postgres> {
@@ -131,14 +133,14 @@ impl DeadLetters {
         query
     }
 
-    /// A claim that is older than the lease is anybody's.
+    /// Adds rows whose claim is older than the lease.
     pub(super) fn push_stale(&self, query: &mut QueryBuilder<Postgres>) {
         query.push(" OR state = 'redriving' AND claimed_at < now() - make_interval(secs => ");
         query.push_bind(self.lease.as_secs_f64()).push(")");
     }
 
-    /// Rows whose claim is too old, or was made by a runner that is known to be dead, are as they were
-    /// before it.
+    /// Restores the state before the claim for rows whose claim is older than the lease, or belongs to a dead
+    /// runner.
     pub(super) async fn take_up(&self, dead_runner: Option<&str>) -> Result<(), Error> {
         let taking = sqlx::query(
             "UPDATE tierline.dead_letters SET state = coalesce(claimed_from, 'dead'), \
@@ -150,13 +152,13 @@ impl DeadLetters {
         .bind(dead_runner)
         .bind(self.lease.as_secs_f64())
         .execute(self.database.pool());
-        self.within("take up abandoned dead letters", taking)
+        self.within("release abandoned claims on dead letters", taking)
             .await?;
         Ok(())
     }
 
-    /// Runs a statement that claims rows: as many of those it names, in the order in which they died,
-    /// as fit into memory, and at least one.
+    /// Runs a statement that claims rows. It takes them in the order in which they died, as far as they fit
+    /// into memory, and at least one.
     pub(super) async fn claimed(
         &self,
         mut query: QueryBuilder<Postgres>,
@@ -180,7 +182,7 @@ impl DeadLetters {
         self.within("claim dead letters", claiming).await
     }
 
-    /// Publishes claimed rows, many at once, and says what became of each.
+    /// Publishes claimed rows concurrently, and returns the result of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
         let capabilities = &publisher.capabilities();
@@ -202,8 +204,8 @@ impl DeadLetters {
         Ok(sending.collect().await)
     }
 
-    /// Marks rows as redriven, those whose claim is still ours. A row that was published and is not
-    /// marked would be published again, so it is tried for a while.
+    /// Marks the rows as redriven whose claim is still ours. A row that is published and not marked would be
+    /// published again, so this tries for a while.
     pub(super) async fn mark_published(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
         let mut tries = 0;
         loop {
@@ -235,7 +237,7 @@ impl DeadLetters {
         Ok(())
     }
 
-    /// Lets go of rows that were not published: they are as they were before the claim.
+    /// Releases rows that were not published: restores their state before the claim.
     pub(super) async fn give_back(&self, token: &str, ids: &[i64]) -> Result<(), Error> {
         let giving = sqlx::query(
             "UPDATE tierline.dead_letters SET state = coalesce(claimed_from, 'dead'), \
@@ -245,12 +247,12 @@ impl DeadLetters {
         .bind(ids)
         .bind(token)
         .execute(self.database.pool());
-        self.within("give back dead letters", giving).await?;
+        self.within("release dead letters", giving).await?;
         Ok(())
     }
 }
 
-/// Does something that must not be left in the middle: it goes on although the caller has gone away.
+/// Runs a future to its end even if the caller goes away.
 pub(super) async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
@@ -260,7 +262,7 @@ pub(super) async fn to_its_end<T: Send + 'static>(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => Err(Error::DatabaseFailed {
                 tried: "redrive dead letters".into(),
-                cause: "the program is ending".into(),
+                cause: "the runtime is shutting down".into(),
             }),
         },
     }
@@ -292,7 +294,7 @@ fn prepare(
         problem: problem.into(),
     };
     let delivered = properties::decode(&claimed.properties)
-        .ok_or_else(|| refused("its properties cannot be read".to_owned()))?;
+        .ok_or_else(|| refused("its properties cannot be parsed".to_owned()))?;
     let now = std::time::SystemTime::now();
     let message = Message::from_wire(&delivered, Vec::new(), &claimed.tier, now);
     let mut message = message.map_err(refused)?;
@@ -315,8 +317,8 @@ fn prepare(
     })?;
     route::check_size(topology, &message.task, &claimed.payload)?;
     message.priority = route.priority;
-    let mut message = next_life(&claimed, message, &delivered, who);
-    // From now on it waits for a worker; until now it waited for somebody to redrive it.
+    let mut message = redriven_message(&claimed, message, &delivered, who);
+    // Its wait for a worker begins now; the time in the log does not count.
     message.due_at = Some(now);
     let letter = OutgoingMessage {
         exchange: route.exchange,
@@ -329,7 +331,7 @@ fn prepare(
     Ok((letter, message.id, route.tier))
 }
 
-fn next_life(
+fn redriven_message(
     claimed: &Claimed,
     mut message: Message,
     delivered: &BasicProperties,
@@ -337,7 +339,7 @@ fn next_life(
 ) -> Message {
     let id = delivered.message_id().as_ref();
     if id.is_none_or(|id| id.as_str().is_empty()) {
-        // The same each time, so that a message which is published twice is known again.
+        // The same each time, so that a message that is published twice is recognised.
         message.id = TaskId::from(claimed.identity.as_str());
     }
     message.attempt = 1;

@@ -1,4 +1,4 @@
-//! Consuming from one dead-letter queue.
+//! Consumes from one dead-letter queue.
 
 use std::time::Duration;
 
@@ -12,33 +12,33 @@ use crate::amqp::{Connection, ReadBudget, Repairs};
 use crate::message::Repaired;
 use crate::secret::Secret;
 
-/// How long a step on the broker may take.
+/// How long a broker operation may take.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where the collector is connected, and how to connect there once more.
+/// The collector's connection, and the values that open another one like it.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'c> {
     pub(super) connection: &'c Connection,
     pub(super) url: &'c Secret,
-    /// The name that the broker's management shows.
+    /// The connection name that the management UI shows.
     pub(super) name: &'c str,
     pub(super) prefetch: u16,
-    /// What all connections together may read ahead.
+    /// The read-ahead that all connections share.
     pub(super) budget: &'c ReadBudget,
 }
 
-/// A queue that is consumed from. Tags belong to its channel: deliveries of an earlier subscription are
-/// not acknowledged on this one.
+/// A consumer of a queue. Tags belong to its channel: deliveries of an earlier subscription are not
+/// acknowledged on this one.
 pub(super) struct Subscription {
     pub(super) number: u64,
     channel: Channel,
-    /// The connection of a queue that has one of its own.
+    /// The queue's own connection, if it has one.
     own: Option<Connection>,
     repairs: Repairs,
 }
 
 impl Subscription {
-    /// What was wrong with the properties of a delivery, once.
+    /// Takes the problem of a delivery's malformed properties.
     pub(super) fn repaired(&self, tag: u64) -> Option<Repaired> {
         self.repairs.take(self.channel.id(), tag)
     }
@@ -50,8 +50,8 @@ impl Subscription {
     /// Acknowledges everything up to a tag.
     ///
     /// # Errors
-    /// The collector's connection is lost. A lost channel, or a lost connection of this queue alone, is
-    /// no error: its messages are delivered again, and are recognised.
+    /// The collector's connection is lost. A lost channel, or the loss of this queue's own connection, is no
+    /// error: the broker delivers its messages again and the log recognises them.
     pub(super) async fn acknowledge(&self, tag: u64, shared: &Connection) -> Result<(), Error> {
         let deadline = Instant::now() + STEP_LIMIT;
         let options = BasicAckOptions { multiple: true };
@@ -66,23 +66,23 @@ impl Subscription {
     }
 }
 
-/// An attempt to consume from a queue, when it has ended.
+/// A finished attempt to consume from a queue.
 pub(super) struct Attempt {
     pub(super) queue: usize,
     pub(super) number: u64,
     pub(super) answer: Result<(Subscription, Consumer), Refused>,
 }
 
-/// Why a queue could not be consumed from.
+/// Why an attempt failed.
 pub(super) struct Refused {
     pub(super) error: Error,
-    /// Whether the attempt may be what ended the connection, or will end it. A broker whose quorum
-    /// queue has no leader answers a consumer with the end of the whole connection (`INTERNAL_ERROR`),
-    /// at once or after more than a minute.
+    /// Whether the attempt may have ended the connection, or will end it. If a quorum queue has no leader,
+    /// the broker closes the consumer's whole connection (`INTERNAL_ERROR`), at once or after more than a
+    /// minute.
     pub(super) is_dangerous: bool,
 }
 
-/// Consumes from a queue on the collector's connection, or on one of its own.
+/// Consumes from a queue on the collector's connection, or on its own.
 pub(super) async fn attempt(
     place: Place<'_>,
     (queue, name): (usize, String),

@@ -1,11 +1,11 @@
-//! Whether a tier that somebody names can have dead letters.
+//! Checks the tier that a filter names.
 
 use super::{DeadLetters, UNROUTED};
 use crate::Error;
 
 impl DeadLetters {
-    /// Fails where a tier is neither in the map nor has rows in the log. A filter with such a tier means
-    /// nothing, and most likely somebody mistyped it.
+    /// Fails if a tier is neither in the map nor has rows in the log. A filter with such a tier selects
+    /// nothing; most likely its name is mistyped.
     ///
     /// ```no_run
     /// # async fn example(letters: tierline::dead::DeadLetters) -> Result<(), tierline::Error> {
@@ -17,13 +17,13 @@ impl DeadLetters {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownTier`]; as every use of the database, which is asked only where the map does not have
+    /// [`Error::UnknownTier`]; as every use of the database, which is queried only if the map does not have
     /// the tier.
     pub async fn check_tier(&self, tier: &str) -> Result<(), Error> {
         if tier == UNROUTED || self.topology.tier(tier).is_some() {
             return Ok(());
         }
-        // A tier that was taken out of the map may have left some.
+        // A tier that was removed from the map may have left rows.
         let known = self.by_tier().await?;
         if known.iter().any(|known| known.tier == tier) {
             return Ok(());

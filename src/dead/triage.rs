@@ -1,4 +1,4 @@
-//! Triage: what probably caused a failure, and what to do about it.
+//! Triage: the probable cause of a failure, and what to do about it.
 
 use std::fmt;
 use std::future::Future;
@@ -12,35 +12,35 @@ use tokio::time::timeout;
 use super::{Reason, Summary};
 use crate::message::FailureKind;
 
-/// How long a classifier of the user's own may take.
+/// How long the user's classifier may take.
 const CLASSIFIER_LIMIT: Duration = Duration::from_secs(20);
-/// Failures that are this recent may still be going on.
+/// The cause of failures this recent may persist.
 const RECENT: Duration = Duration::from_secs(600);
 
-/// What probably caused a failure.
+/// The probable cause of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RootCause {
-    /// Something that the task depends on was away.
+    /// A service that the task depends on was unavailable.
     ProviderOutage,
-    /// Something that the task depends on takes no more for now.
+    /// A service that the task depends on limited the rate.
     RateLimited,
-    /// The task's own data cannot be worked with.
+    /// The task's data is invalid.
     BadData,
     /// It took too long.
     Timeout,
     /// Its process died.
     Crash,
-    /// Its handler panicked. The worker caught that and went on.
+    /// Its handler panicked. The worker caught the panic and went on.
     Panic,
     /// No program has a handler for it, or the map has no tier for it.
     UnknownTask,
-    /// Its payload is not what the handler reads.
+    /// The handler's type cannot deserialize the payload.
     PayloadMismatch,
     /// It waited for too long, or its queue was too long: there were too few workers.
     Overload,
-    /// Nothing tells.
+    /// The rules found no cause.
     Unknown,
 }
 
@@ -51,26 +51,26 @@ pub enum RootCause {
 pub enum Advice {
     /// Redrive it now.
     Redrive,
-    /// Redrive it when what caused it is over.
+    /// Redrive it when its cause is gone.
     RedriveLater,
-    /// Mend the program or the map, deploy, then redrive it.
+    /// Fix the program or the map, deploy, then redrive it.
     FixFirst,
-    /// It is not worth running any more.
+    /// It is no longer worth running.
     Discard,
 }
 
-/// What probably caused a failure, what to do about it, and why.
+/// The probable cause of a failure, what to do about it, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assessment {
-    /// What probably caused it.
+    /// The probable cause.
     pub root_cause: RootCause,
     /// What to do about it.
     pub advice: Advice,
-    /// Why that, in a sentence.
+    /// The reason for the advice, in a sentence.
     pub because: String,
 }
 
-/// What is known of failures that are the same.
+/// A group of equal failures, for rules and classifiers.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Failing<'a> {
@@ -86,8 +86,8 @@ pub struct Failing<'a> {
     pub is_mapped: bool,
 }
 
-/// How failures are assessed: by rules of the user's, by a classifier of the user's, and by the rules
-/// that come with tierline, in this order; the first that has an answer gives it.
+/// Assesses failures: first the user's rules, then the user's classifier, then tierline's own rules. The
+/// first one that returns an assessment decides.
 ///
 /// ```
 /// use tierline::dead::{Advice, Assessment, RootCause, Triage};
@@ -111,11 +111,11 @@ pub struct Triage {
 type Rule = dyn Fn(&Failing<'_>) -> Option<Assessment> + Send + Sync;
 type Classifier = dyn for<'a> Fn(&'a Failing<'a>) -> Classifying<'a> + Send + Sync;
 
-/// What a classifier answers, in its own time; `None` leaves it to the rules.
+/// The future of a classifier; `None` leaves the assessment to tierline's rules.
 pub type Classifying<'a> = Pin<Box<dyn Future<Output = Option<Assessment>> + Send + 'a>>;
 
 impl Triage {
-    /// Adds a rule. Rules are asked in the order in which they were added, before all else.
+    /// Adds a rule. Rules run in the order in which they were added, before everything else.
     pub fn rule(
         mut self,
         rule: impl Fn(&Failing<'_>) -> Option<Assessment> + Send + Sync + 'static,
@@ -124,8 +124,8 @@ impl Triage {
         self
     }
 
-    /// Asks this instead of the rules that come with tierline: a language model, say. It is asked
-    /// once per group, and has 20 s; where it fails or answers `None`, the rules do.
+    /// Adds a classifier that runs before tierline's own rules, for example a language model. It runs once per
+    /// group and has 20 s. If it fails or returns `None`, tierline's rules decide.
     pub fn classifier(
         mut self,
         classifier: impl for<'a> Fn(&'a Failing<'a>) -> Classifying<'a> + Send + Sync + 'static,
@@ -154,7 +154,7 @@ impl fmt::Debug for Triage {
     }
 }
 
-/// By the rules that come with tierline.
+/// Assesses by tierline's own rules.
 pub(super) fn assess(failing: &Failing<'_>, now: SystemTime) -> Assessment {
     let root_cause = root_cause(failing);
     let (advice, because) = advice(failing, root_cause, now);
@@ -165,7 +165,7 @@ pub(super) fn assess(failing: &Failing<'_>, now: SystemTime) -> Assessment {
     }
 }
 
-/// Words in an error, in lower case, that tell its cause. The first that is found counts.
+/// Texts in an error, in lower case, and the cause that they show. The first match counts.
 const WORDS: [(RootCause, &[&str]); 4] = [
     (
         RootCause::RateLimited,
@@ -250,7 +250,7 @@ fn root_cause(failing: &Failing<'_>) -> RootCause {
         (Reason::Unroutable, _) => return RootCause::UnknownTask,
         _ => {}
     }
-    // A space before makes a word at the beginning look like any other.
+    // A space at the beginning lets texts such as " 429" match the first word.
     let error = format!(" {}", sample.error.as_deref().unwrap_or_default()).to_lowercase();
     let found = WORDS
         .iter()
@@ -275,7 +275,7 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
     match cause {
         RootCause::ProviderOutage if is_recent => (
             Advice::RedriveLater,
-            "the last one failed minutes ago, so the outage may go on: try a canary first",
+            "the last one failed minutes ago, so the outage may continue: try a canary first",
         ),
         RootCause::ProviderOutage => (
             Advice::Redrive,
@@ -283,15 +283,15 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
         ),
         RootCause::RateLimited => (
             Advice::RedriveLater,
-            "all at once would be limited again: redrive with a rate",
+            "a redrive of all at once would hit the rate limit again: redrive with a rate",
         ),
         RootCause::Timeout if is_recent => (
             Advice::RedriveLater,
-            "what was slow minutes ago may still be: try a canary first",
+            "a dependency that was slow minutes ago may still be slow: try a canary first",
         ),
         RootCause::Timeout => (
             Advice::Redrive,
-            "it took too long, and none did in the last ten minutes",
+            "it timed out, and none did in the last ten minutes",
         ),
         RootCause::BadData => (
             Advice::FixFirst,
@@ -299,11 +299,11 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
         ),
         RootCause::Crash => (
             Advice::FixFirst,
-            "it took its worker down, and would again: mend the handler first",
+            "it killed its worker, and would again: fix the handler first",
         ),
         RootCause::Panic => (
             Advice::FixFirst,
-            "its handler panicked, and the worker went on: have the handler return an error where it \
+            "its handler panicked, and the worker went on: make the handler return an error where it \
              panics, deploy that, then redrive it",
         ),
         RootCause::UnknownTask => (
@@ -316,7 +316,7 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
         ),
         RootCause::Overload if failing.sample.reason == Reason::Expired => (
             Advice::Discard,
-            "it waited for longer than its tier allows: it is probably of no use any more",
+            "it waited for longer than its tier allows, and is probably of no use any more",
         ),
         RootCause::Overload => (
             Advice::RedriveLater,
@@ -324,7 +324,7 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
         ),
         RootCause::Unknown => (
             Advice::FixFirst,
-            "nothing tells whether another try would help: look at the error, then try a canary",
+            "no rule matches this error: look at the error, then try a canary",
         ),
     }
 }
@@ -462,7 +462,7 @@ mod tests {
                 Box::pin(async move { (failing.count > 5).then(|| answer("classifier")) })
             });
         let sample = summary(Reason::Permanent, "no");
-        for (count, expected) in [(11, "rule"), (6, "classifier"), (1, "nothing tells")] {
+        for (count, expected) in [(11, "rule"), (6, "classifier"), (1, "no rule matches")] {
             let failing = Failing {
                 count,
                 ..failing(&sample)

@@ -1,17 +1,24 @@
-//! The guide: a page for each question that comes after the first task.
+//! The guide: a page for each question.
 //!
 //! | page | the question |
 //! |---|---|
+//! | [your first task](your_first_task) | How do I begin? |
 //! | [choosing tiers](choosing_tiers) | How urgent is this task? |
-//! | [prefetch and concurrency](prefetch_and_concurrency) | How many at once, and how many in hand? |
+//! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
 //! | [middleware](middleware) | What do many handlers have in common? |
 //! | [deploying a new task](deploying_a_new_task) | In which order do I roll out? |
 //! | [changing a topology](changing_a_topology) | What can I change, and how? |
 //! | [operating dead letters](operating_dead_letters) | Tasks have failed. What now? |
+//! | [crashes and poison](crashes_and_poison) | A task kills its worker. What now? |
 //! | [running on a cluster](running_on_a_cluster) | What if a node dies? |
 //! | [coming from Celery](coming_from_celery) | What is this called here? |
+//! | [guarantees](guarantees) | What is guaranteed, and what is not? |
+//! | [how it compares](how_it_compares) | What do other frameworks do? |
+
+#[doc = include_str!("your_first_task.md")]
+pub mod your_first_task {}
 
 #[doc = include_str!("choosing_tiers.md")]
 pub mod choosing_tiers {}
@@ -37,8 +44,17 @@ pub mod changing_a_topology {}
 #[doc = include_str!("operating_dead_letters.md")]
 pub mod operating_dead_letters {}
 
+#[doc = include_str!("crashes_and_poison.md")]
+pub mod crashes_and_poison {}
+
 #[doc = include_str!("running_on_a_cluster.md")]
 pub mod running_on_a_cluster {}
 
 #[doc = include_str!("coming_from_celery.md")]
 pub mod coming_from_celery {}
+
+#[doc = include_str!("guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("how_it_compares.md")]
+pub mod how_it_compares {}

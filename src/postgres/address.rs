@@ -1,10 +1,10 @@
-//! The URL of a database, and what of it may be shown.
+//! Database URLs, and the part of them that may be shown.
 
 use sqlx::postgres::PgConnectOptions;
 
 use crate::Error;
 
-/// Refuses what the parser would read as something else than was meant.
+/// Refuses URLs that the parser would misread.
 pub(super) fn check(url: &str) -> Result<(), Error> {
     let Some(("postgres" | "postgresql", rest)) = url.split_once("://") else {
         return Err(invalid(
@@ -12,7 +12,7 @@ pub(super) fn check(url: &str) -> Result<(), Error> {
         ));
     };
     let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // Else a part of the password would be taken for the database, and shown.
+    // The parser would take a part of the password for the database name, which is shown.
     if rest[authority_end..].contains(['@', '#']) {
         return Err(invalid(
             "it has an @ or # after the host; in user and password write @ as %40, / as %2F, # as \
@@ -28,7 +28,7 @@ pub(super) fn invalid(problem: &str) -> Error {
     }
 }
 
-/// Where a database is, without the credentials.
+/// The location of a database, without the credentials.
 pub(super) fn shown(options: &PgConnectOptions) -> String {
     let place = match options.get_socket() {
         Some(socket) => socket.display().to_string(),

@@ -1,4 +1,4 @@
-//! Migrations: our tables, brought to the state that this release needs.
+//! Migrations: create and update tierline's tables.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,18 +9,17 @@ use sqlx::{Connection, PgConnection, SqlSafeStr};
 use super::Database;
 use crate::Error;
 
-/// The schema that everything of ours is in, and the table of what was applied to it.
+/// The schema of all our tables, and the table of applied migrations.
 const SCHEMA: &str = "tierline";
 const TABLE: &str = "tierline.migrations";
-/// Who migrates holds this advisory lock of Postgres. The number is ours alone: sqlx's own migrations
-/// use another one, so an app that migrates at the same time does not wait for us.
+/// The advisory lock of migrations. The number is ours alone: sqlx's own migrations use another one, so an
+/// app that migrates at the same time does not wait for us.
 const LOCK: i64 = 0x7469_6572_6c69_6e65;
-/// How long to wait for somebody else who migrates, and how long to migrate.
+/// How long to wait for another process that migrates, and how long to migrate.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Every migration there is. Rooms number theirs apart (dead letters from 1, schedules from 101), so
-/// that each adds its own without minding the others: what is missing is applied, in any order of
-/// releases.
+/// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101), so
+/// that they can be added independently. Missing ones are applied in any order of releases.
 const MIGRATIONS: [(i64, &str, &str); 4] = [
     (
         1,
@@ -44,29 +43,29 @@ const MIGRATIONS: [(i64, &str, &str); 4] = [
     ),
 ];
 
-/// What a migration did.
+/// The result of a migration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Migrated {
-    /// The descriptions of what was applied now, in order; empty where nothing was missing.
+    /// The descriptions of the migrations applied now, in order; empty if none was missing.
     pub applied: Vec<String>,
 }
 
 impl fmt::Display for Migrated {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.applied.as_slice() {
-            [] => write!(out, "the database is as this release needs it"),
+            [] => write!(out, "the database schema is up to date"),
             applied => write!(out, "applied to the database: {}", applied.join(", ")),
         }
     }
 }
 
 impl Database {
-    /// Brings the schema `tierline` to what this release needs, and creates it where it is missing.
+    /// Brings the schema `tierline` up to date for this release, and creates it if it is missing.
     ///
-    /// Many processes may do this at once: one works, the others wait for it. It all happens in one
-    /// transaction, so it is done in whole or not at all. A database that a newer release has
-    /// migrated already is left as it is. Where nothing is missing, the right to read is enough; else
+    /// Many processes may do this at once: one migrates, the others wait for it. Everything runs in one
+    /// transaction, so it is applied in whole or not at all. A database that a newer release has
+    /// migrated does not change. If nothing is missing, the right to read is enough. Otherwise
     /// the user needs the right to create a schema in the database, once.
     ///
     /// # Errors
@@ -91,8 +90,8 @@ impl Database {
                 .bind(LOCK)
                 .execute(&mut *transaction)
                 .await?;
-            // Somebody else may have done it while we waited. To ask whether the table is there would
-            // not do: inside a transaction Postgres may remember that it was not.
+            // Another process may have migrated while we waited. A check whether the table exists would not do:
+            // within a transaction Postgres may remember that it did not.
             let preparing = async {
                 transaction.create_schema_if_not_exists(SCHEMA).await?;
                 transaction.ensure_migrations_table(TABLE).await
@@ -122,14 +121,14 @@ fn migrator(migrations: &[(i64, &'static str, &'static str)]) -> Migrator {
     let mut migrator = Migrator::with_migrations(migrations.collect());
     migrator.dangerous_set_table_name(TABLE);
     migrator.create_schema(SCHEMA);
-    // A newer release may have been here first, as it is in every rolling deployment.
+    // A newer release may have migrated first, as in every rolling deployment.
     migrator.set_ignore_missing(true);
-    // sqlx's own lock would be waited for without end, and kept after an error.
+    // sqlx's own lock has no time limit, and is kept after an error.
     migrator.set_locking(false);
     migrator
 }
 
-/// Whether there is a table of what was applied.
+/// Whether the table of applied migrations exists.
 async fn is_prepared(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
         .bind(TABLE)
@@ -137,7 +136,7 @@ async fn is_prepared(connection: &mut PgConnection) -> Result<bool, sqlx::Error>
         .await
 }
 
-/// The descriptions of what was not applied yet.
+/// The descriptions of missing migrations.
 async fn missing(
     connection: &mut PgConnection,
     migrator: &Migrator,
@@ -153,7 +152,7 @@ async fn missing(
         .collect())
 }
 
-/// What the database said, without what sqlx says around it.
+/// The database's message, without sqlx's prefix.
 fn plain(error: MigrateError) -> sqlx::Error {
     match error {
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error,

@@ -1,7 +1,7 @@
-//! The database: a pool of connections to Postgres, and our own schema in it.
+//! The database: a pool of connections to Postgres, and tierline's schema in it.
 //!
-//! Everything of ours is in the schema `tierline`, the list of applied migrations included, so that
-//! it shares a database with an app that uses sqlx and migrations of its own.
+//! All our tables are in the schema `tierline`, including the list of applied migrations. So tierline can
+//! share a database with an app that uses sqlx and its own migrations.
 
 mod address;
 mod migrate;
@@ -20,18 +20,18 @@ use crate::Error;
 pub use migrate::Migrated;
 pub(crate) use time::Time;
 
-/// How long it may take until a connection is free, connecting and logging in included.
+/// How long to wait for a free connection, including the time to connect and log in.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
-/// How long one statement or transaction may take unless it says otherwise.
+/// The default limit of a statement or transaction.
 pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
-/// How many connections a process has at most: its work is a few batches at a time.
+/// The largest number of connections of a process: it works on a few batches at a time.
 const MAX_CONNECTIONS: u32 = 8;
 
-/// A database that tierline keeps things in. Cheap to clone; all clones share one pool of
+/// The database that tierline stores its tables in. Cheap to clone; all clones share one pool of
 /// connections.
 ///
-/// It connects when it is first used, and again whenever it has to. Postgres may be down when it is
-/// made and come and go later: what is tried meanwhile fails in bounded time with
+/// It connects when it is first used, and reconnects when necessary. Postgres may be down when this is
+/// created, and later. While it is down, every call fails within a bounded time with
 /// [`Error::DatabaseUnreachable`].
 ///
 /// ```no_run
@@ -51,8 +51,8 @@ pub struct Database {
 
 impl Database {
     /// A database at this URL, `postgres://user:password@host:port/database`. The parameters
-    /// `sslmode` (`prefer` unless given), `sslrootcert`, `sslcert`, `sslkey` and `options` are those
-    /// of Postgres' own programs; what is left out comes from where those look for it (`PGUSER`,
+    /// `sslmode` (default `prefer`), `sslrootcert`, `sslcert`, `sslkey` and `options` are those
+    /// of `psql`. Missing parts come from the same places as for `psql` (`PGUSER`,
     /// `PGPASSWORD`, `.pgpass` …).
     ///
     /// Must be called on a Tokio runtime.
@@ -62,8 +62,8 @@ impl Database {
     pub fn new(url: &str) -> Result<Self, Error> {
         address::check(url)?;
         let options = PgConnectOptions::from_str(url).map_err(|_| {
-            // What the parser says may repeat a part of the URL.
-            address::invalid("it has a part that is not understood")
+            // The parser's message may repeat a part of the URL.
+            address::invalid("a part of it cannot be parsed")
         })?;
         let address = address::shown(&options).into();
         let options = options
@@ -76,18 +76,18 @@ impl Database {
         Ok(Self { pool, address })
     }
 
-    /// Closes the connections, after what is under way on them, within five seconds.
+    /// Closes the connections after their current statements, within five seconds.
     pub async fn close(&self) {
-        // They are gone either way.
+        // The connections are closed either way.
         let _ = timeout(ACQUIRE_LIMIT, self.pool.close()).await;
     }
 
-    /// The connections, for statements. Run them inside [`within`](Self::within).
+    /// The pool, for statements. Run them inside [`within`](Self::within).
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }
 
-    /// Does something on the database, at most for so long. `tried` is told in the error, after
+    /// Runs an operation on the database within `limit`. The error contains `tried`, after
     /// "cannot".
     pub(crate) async fn within<T>(
         &self,
@@ -105,7 +105,7 @@ impl Database {
         }
     }
 
-    /// The error for something that was tried on this database.
+    /// The error of an operation on this database.
     pub(crate) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
         let unreachable = |cause: &str| Error::DatabaseUnreachable {
             tried: self.tried(tried),
@@ -113,10 +113,10 @@ impl Database {
         };
         match error {
             sqlx::Error::PoolTimedOut => unreachable(&format!(
-                "none was made or free within {} s",
+                "no connection was opened or free within {} s",
                 ACQUIRE_LIMIT.as_secs()
             )),
-            sqlx::Error::PoolClosed => unreachable("it was closed"),
+            sqlx::Error::PoolClosed => unreachable("its pool is closed"),
             sqlx::Error::Tls(cause) => unreachable(&cause.to_string()),
             sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::ConnectionRefused => {
                 unreachable(&cause.to_string())
@@ -135,17 +135,17 @@ impl Database {
         }
     }
 
-    /// The error for what Postgres said, by the class of its code.
+    /// The error for a message of Postgres, by the class of its code.
     fn said(&self, tried: &str, said: &dyn sqlx::error::DatabaseError) -> Error {
         let code = said.code().unwrap_or_default();
         let (tried, cause) = (self.tried(tried), Box::from(said.message()));
-        // What is fatal ends the connection. A statement that may not do something is not.
+        // FATAL ends the connection. A statement without permission is an ERROR.
         let is_fatal = said
             .try_downcast_ref::<PgDatabaseError>()
             .is_some_and(|said| said.severity() == PgSeverity::Fatal);
         match code.as_ref() {
-            // No such role, a wrong password, no entry in pg_hba.conf, no such database, and a role that
-            // may not connect to it.
+            // No such role, a wrong password, no entry in pg_hba.conf, no such database, or a role that may not
+            // connect to it.
             code if code.starts_with("28") || code == "3D000" || (code == "42501" && is_fatal) => {
                 Error::DatabaseLoginRefused { tried, cause }
             }
@@ -153,7 +153,7 @@ impl Database {
             "3F000" | "42P01" | "42703" | "42883" => Error::NotMigrated { tried, cause },
             // A lock that was not free in time.
             "55P03" => Error::DatabaseFailed { tried, cause },
-            // Lost connections, conflicts between transactions, no room, an operator's doing.
+            // Lost connections, transaction conflicts, a full disk, an operator's intervention.
             _ if ["08", "40", "53", "57", "58"]
                 .iter()
                 .any(|class| code.starts_with(class)) =>

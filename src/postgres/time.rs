@@ -1,4 +1,4 @@
-//! Points in time as Postgres has them.
+//! Points in time in Postgres' format.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use sqlx::{Decode, Encode, Postgres, Type};
 
 /// A `timestamptz`: microseconds since the year 2000.
 ///
-/// The standard library's time is all that tierline needs, and a crate for calendars is more.
+/// tierline needs only the standard library's time, so this avoids a calendar crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) SystemTime);
 
@@ -18,7 +18,7 @@ pub(crate) struct Time(pub(crate) SystemTime);
 const EPOCH: Duration = Duration::from_secs(946_684_800);
 const TIMESTAMPTZ: Oid = Oid(1184);
 const TIMESTAMPTZ_ARRAY: Oid = Oid(1185);
-/// The ends of Postgres' calendar (4714 BC to 294276 AD), less a year.
+/// The limits of Postgres' calendar (4714 BC to 294276 AD), less a year.
 const EARLIEST: i64 = -211_781_344_000_000_000;
 const LATEST: i64 = 9_223_339_708_799_999_999;
 
@@ -44,7 +44,7 @@ impl Encode<'_, Postgres> for Time {
 impl Decode<'_, Postgres> for Time {
     fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
         if value.format() == PgValueFormat::Text {
-            return Err("a time came as text".into());
+            return Err("a time arrived in text format".into());
         }
         let microseconds = <i64 as Decode<Postgres>>::decode(value)?;
         let distance = Duration::from_micros(microseconds.unsigned_abs());
@@ -53,9 +53,9 @@ impl Decode<'_, Postgres> for Time {
             true => epoch.checked_sub(distance),
             false => epoch.checked_add(distance),
         };
-        Ok(Self(
-            time.ok_or("a time is beyond what the system's clock holds")?,
-        ))
+        Ok(Self(time.ok_or(
+            "a time is beyond the range of the system's clock",
+        )?))
     }
 }
 

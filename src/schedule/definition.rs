@@ -1,4 +1,4 @@
-//! A schedule as it is made in code and as it is kept: a JSON document with the words of the file.
+//! A schedule defined in code, and its stored form: a JSON document with the keys of the file.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::topology::{
 };
 
 impl Schedule {
-    /// A schedule that publishes `payload` whenever `timing` says, each run worth running for
-    /// `expires` after its due time. Give it to [`Schedules::add`](super::Schedules::add), which
-    /// checks it as it would be checked in the file.
+    /// A schedule that publishes `payload` at the times of `timing`. Each run expires `expires` after its due
+    /// time. Give it to [`Schedules::add`](super::Schedules::add), which
+    /// checks it like a schedule of the file.
     ///
     /// ```
     /// use tierline::topology::{Missed, Schedule, Timing};
@@ -41,7 +41,7 @@ impl Schedule {
             task: T::NAME,
             cause,
         };
-        // By way of text, as it will be published: a value made directly keeps other digits.
+        // Through text, as it will be published: a value made directly keeps other digits.
         let payload = PublishRequest::new(payload)?.payload;
         let payload = serde_json::from_slice(&payload).map_err(not_encodable)?;
         Ok(Self::of(
@@ -53,7 +53,7 @@ impl Schedule {
         ))
     }
 
-    /// What the file would be refused for.
+    /// Checks the rules of the file.
     pub(super) fn check(&self, topology: &Topology) -> Result<(), Error> {
         let refuse = |mistake| Err(invalid(&self.name, mistake));
         if let Some((message, help)) = schedule::name_mistake(&self.name) {
@@ -68,7 +68,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The schedule without its name, as the database keeps it.
+    /// The schedule without its name, as the database stores it.
     pub(super) fn document(&self) -> Value {
         let mut document = json!({
             "task": self.task,
@@ -90,12 +90,11 @@ impl Schedule {
         document
     }
 
-    /// The schedule that the database keeps as `document`.
+    /// Reads the schedule that the database stores as `document`.
     pub(super) fn from_document(name: &str, mut document: Value) -> Result<Self, Error> {
         let refuse = |problem: &str| Error::InvalidSchedule {
             schedule: name.into(),
-            problem: format!("the database holds {problem}; was it written by a newer release?")
-                .into(),
+            problem: format!("the database has {problem}; did a newer release write it?").into(),
         };
         let payload = document["payload"].take();
         let text = |key: &str| document[key].as_str();
@@ -136,7 +135,7 @@ impl Schedule {
     }
 }
 
-/// With the words of the file.
+/// With the keys of the file.
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut document = self.document();

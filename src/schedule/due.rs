@@ -1,4 +1,4 @@
-//! What to do about a schedule that is due: pure.
+//! Decides what to do about a schedule that is due. Pure.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::topology::{Missed, Schedule};
 
-/// The most runs that are counted as missed at once: a schedule of every second that nobody looked
-/// at for years must not hold up the others.
+/// The largest number of runs that are counted as missed at once. A schedule of every second that no
+/// scheduler served for years must not delay the others.
 const MOST_COUNTED: u64 = 100_000;
 
-/// A clock that steps back by less than this is waited for. After a longer step, as when it was a
-/// year ahead for a moment, the runs are those of the new time, even if their ids come again.
+/// If the clock steps back by less than this, runs wait until it has caught up. After a longer step, for
+/// example after it was a year ahead, runs follow the new time, even if their ids repeat.
 const LONGEST_STEP_BACK: SignedDuration = SignedDuration::from_hours(1);
 
-/// What is to be done about a schedule that is due.
+/// The decision about a schedule that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Decision {
     /// The run to publish, if any: always the newest.
     pub(super) publish: Option<Timestamp>,
     /// The newest run that is due.
     pub(super) newest: Timestamp,
-    /// How many runs are given up.
+    /// How many runs are skipped.
     pub(super) missed: u64,
     /// When the schedule is due again.
     pub(super) next: Option<Timestamp>,
 }
 
 impl Decision {
-    /// The part of it that stands although the newest run could not be published: it stays due.
+    /// The part of the decision that holds even if the newest run could not be published: that run stays due.
     pub(super) fn older_only(self, schedule: &Schedule) -> Option<Self> {
         let before = self.newest - SignedDuration::from_nanos(1);
         let older = schedule.timing.latest_until(before, &schedule.name)?;
@@ -41,8 +41,8 @@ impl Decision {
     }
 }
 
-/// What to do at `now` about a schedule whose first unsettled run is `next_due`, where there has
-/// been a scheduler since `led_since`. `None`: it is not due.
+/// Decides at `now` about a schedule whose first pending run is `next_due`. A scheduler has been running
+/// since `led_since`. `None`: it is not due.
 pub(super) fn decide(
     schedule: &Schedule,
     next_due: Timestamp,
@@ -68,9 +68,9 @@ pub(super) fn decide(
     })
 }
 
-/// When a schedule that waits should be due, where its stored `next_due` may be from another clock
-/// or another edition of the time zones. `None`: as it is.
-pub(super) fn settle(
+/// The corrected due time of a waiting schedule, if its stored `next_due` comes from another clock or another
+/// edition of the time zones. `None`: it is correct.
+pub(super) fn corrected(
     schedule: &Schedule,
     next_due: Timestamp,
     last_due: Option<Timestamp>,
@@ -85,17 +85,17 @@ pub(super) fn settle(
     (expected != Some(next_due)).then_some(expected)
 }
 
-/// Whether the clock went back so far that what waits must be settled anew.
+/// Whether the clock stepped back so far that all due times must be checked again.
 pub(super) fn is_step_back(before: Timestamp, now: Timestamp) -> bool {
     before.duration_since(now) >= LONGEST_STEP_BACK
 }
 
-/// When a run is no longer worth running.
+/// When a run expires.
 pub(super) fn expiry(schedule: &Schedule, due: Timestamp) -> Timestamp {
     due.checked_add(schedule.expires).unwrap_or(Timestamp::MAX)
 }
 
-/// For how long from `now` on a run is still worth running.
+/// How long from `now` until a run expires.
 pub(super) fn remaining(schedule: &Schedule, due: Timestamp, now: Timestamp) -> Duration {
     let remaining = expiry(schedule, due).duration_since(now);
     Duration::try_from(remaining).unwrap_or_default()
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(decide(&schedule, due, before, before), None);
         let done = Some(time("2026-11-16T12:00Z"));
         assert_eq!(
-            settle(&schedule, due, done, time("2026-11-16T11:30Z")),
+            corrected(&schedule, due, done, time("2026-11-16T11:30Z")),
             None
         );
     }
@@ -189,7 +189,7 @@ mod tests {
     fn a_clock_that_was_a_year_ahead_does_not_stop_the_schedule_for_a_year() {
         let schedule = schedule("0 * * * *", 600, Missed::Skip);
         let (due, done) = (time("2027-11-16T13:00Z"), time("2027-11-16T12:00Z"));
-        let settled = settle(&schedule, due, Some(done), time("2026-11-16T12:30Z"));
+        let settled = corrected(&schedule, due, Some(done), time("2026-11-16T12:30Z"));
         assert_eq!(settled, Some(Some(time("2026-11-16T13:00Z"))));
     }
 

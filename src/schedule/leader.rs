@@ -1,8 +1,8 @@
-//! The one that leads: finds what is due, publishes it, and moves the state on.
+//! The leader: finds due schedules, publishes their runs, and advances their state.
 //!
-//! What is due is asked of the database, by an index on the due time. So a tick costs what is due
-//! and not what exists, a change that any process makes counts from the next tick on, and a new
-//! leader has nothing to load before it can begin.
+//! It queries the database for due schedules, by an index on the due time. So a tick costs as much as is
+//! due, not as much as exists, a change that any process makes takes effect at the next tick, and a new
+//! leader has nothing to load.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -25,63 +25,63 @@ use crate::observe::{Event, Observers};
 use crate::task::{Publish, Receipt};
 use crate::topology::Schedule;
 
-/// How often to look at least: what others add or change counts from then on.
+/// The longest time between two queries: changes by other processes take effect by then.
 const LONGEST_TICK: Duration = Duration::from_secs(1);
-/// How often to look at most. Runs that are due within it go in one batch.
+/// The shortest time between two queries. Runs that are due within it go in one batch.
 const SHORTEST_TICK: Duration = Duration::from_millis(50);
-/// How many runs are under way at most.
+/// The largest number of runs in flight.
 const MOST_UNDER_WAY: usize = 1_000;
-/// The pause before a run that could not be published is tried again; it doubles up to the longest.
-const FIRST_REST: Duration = Duration::from_millis(250);
-const LONGEST_REST: Duration = Duration::from_secs(5);
+/// The pause before a run that could not be published is tried again. It doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a leader has beside its lease.
+/// The leader's dependencies.
 pub(super) struct Leader {
     pub(super) table: Table,
     pub(super) publisher: Arc<dyn Publish>,
     pub(super) observers: Observers,
 }
 
-/// What a leader has on its desk. Dropped with the lease: what was not settled is the next one's.
+/// The state of one term of leadership. It is dropped with the lease; the next leader repeats unstored runs.
 #[derive(Default)]
 struct Term {
-    under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>,
-    /// The schedules of what is under way.
+    under_way: FuturesUnordered<Pin<Box<dyn Future<Output = FinishedPublish> + Send>>>,
+    /// The schedules whose runs are in flight.
     busy: HashSet<String>,
     /// The schedules whose last run could not be published.
-    resting: HashMap<String, Rest>,
-    /// What the database does not have yet.
+    backing_off: HashMap<String, RetryPause>,
+    /// Runs that the database has not recorded yet.
     settled: Vec<Settled>,
-    soundness: Soundness,
+    due_time_check: DueTimeCheck,
 }
 
-/// Whether what waits waits for the right time, by this clock and these time zones.
-enum Soundness {
-    /// It is being looked at, a page at a time; those up to this name were.
-    Seen(String),
-    /// It did when the clock was last looked at.
-    At(Timestamp),
+/// Progress of the check that stored due times fit this clock and these time zones.
+enum DueTimeCheck {
+    /// The check is in progress, a page at a time. It has reached this name.
+    Checked(String),
+    /// The check was complete at this time.
+    CompleteAt(Timestamp),
 }
 
-impl Default for Soundness {
+impl Default for DueTimeCheck {
     fn default() -> Self {
-        Self::Seen(String::new())
+        Self::Checked(String::new())
     }
 }
 
-/// A publish that has ended.
-struct Ended {
+/// A publish that has succeeded or failed.
+struct FinishedPublish {
     run: Settled,
     published: Result<Receipt, Error>,
 }
 
-struct Rest {
+struct RetryPause {
     until: Instant,
     pause: Duration,
 }
 
 impl Leader {
-    /// Leads until it is told to stop, and has ended what was under way. `lease` always has the latest
+    /// Leads until shutdown is requested and the runs in flight have finished. `lease` always has the latest
     /// renewal.
     pub(super) async fn lead(
         &mut self,
@@ -92,7 +92,7 @@ impl Leader {
         while !*stopping.borrow() {
             let held = lease.borrow().clone();
             let mut wake = self.look(&mut term, &held).await;
-            if self.keep_sound(&mut term, &held).await {
+            if self.check_due_times(&mut term, &held).await {
                 wake = wake.min(Instant::now() + SHORTEST_TICK);
             }
             self.wait(&mut term, lease, wake).await;
@@ -104,7 +104,7 @@ impl Leader {
         }
     }
 
-    /// Starts what is due, and says when to look again.
+    /// Starts the due runs, and returns when to look again.
     async fn look(&mut self, term: &mut Term, lease: &Lease) -> Instant {
         let start = Instant::now();
         let soonest = start + SHORTEST_TICK;
@@ -116,7 +116,7 @@ impl Leader {
         let found = match self.table.find(lease, lease.now(), &aside).await {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(%error, "the scheduler cannot look for what is due");
+                tracing::warn!(%error, "the scheduler cannot query due schedules");
                 return wake;
             }
         };
@@ -133,7 +133,7 @@ impl Leader {
         }
     }
 
-    /// Starts the run of a schedule that is due, or gives it up.
+    /// Publishes the run of a schedule that is due, or skips it.
     fn start(&self, term: &mut Term, lease: &Lease, schedule: Schedule, expected: Timestamp) {
         let now = lease.now();
         let Some(decision) = decide(&schedule, expected, now, lease.led_since) else {
@@ -147,7 +147,7 @@ impl Leader {
         };
         match decision.publish {
             None => term.settled.push(run),
-            // Whoever has slept since it asked must not publish what was due then.
+            // A process that was suspended after the query must not publish that run.
             Some(_) if !lease.holds() => {}
             Some(due) => {
                 let request = run::request(&run.schedule, due, now);
@@ -155,13 +155,13 @@ impl Leader {
                 term.busy.insert(run.schedule.name.clone());
                 term.under_way.push(Box::pin(async move {
                     let published = publisher.publish(request).await;
-                    Ended { run, published }
+                    FinishedPublish { run, published }
                 }));
             }
         }
     }
 
-    /// Until the next look, moves on what ends, as much at once as has ended.
+    /// Until the next query, records publishes as they finish, in batches.
     async fn wait(&mut self, term: &mut Term, lease: &watch::Receiver<Lease>, wake: Instant) {
         let mut wake = wake;
         let soonest = Instant::now() + SHORTEST_TICK;
@@ -182,20 +182,25 @@ impl Leader {
         }
     }
 
-    fn end(&self, term: &mut Term, Ended { mut run, published }: Ended, now: Timestamp) {
+    fn end(
+        &self,
+        term: &mut Term,
+        FinishedPublish { mut run, published }: FinishedPublish,
+        now: Timestamp,
+    ) {
         let name = &run.schedule.name;
         term.busy.remove(name);
         match published {
             Ok(receipt) => {
-                term.resting.remove(name);
-                self.tell_published(&run, &receipt, now);
+                term.backing_off.remove(name);
+                self.emit_published(&run, &receipt, now);
                 run.published_at = Some(now);
                 term.settled.push(run);
             }
             Err(error) => {
-                tracing::warn!(schedule = name, %error, "a run waits until it can be published");
-                term.rest(name);
-                // The older ones are given up whatever becomes of the newest.
+                tracing::warn!(schedule = name, %error, "cannot publish a run; trying again");
+                term.back_off(name);
+                // The older runs are skipped whether or not the newest is published.
                 if let Some(decision) = run.decision.older_only(&run.schedule) {
                     term.settled.push(Settled { decision, ..run });
                 }
@@ -203,8 +208,8 @@ impl Leader {
         }
     }
 
-    /// Tells the database what was settled, and gives the time when the first of it is due again.
-    /// What the database cannot be told now it is told the next time.
+    /// Records finished runs in the database, and returns the earliest of their next due times. If the
+    /// database does not answer, the next call records them.
     async fn advance(&mut self, term: &mut Term, lease: &Lease) -> Option<Timestamp> {
         let next_due = term.settled.iter().map(|run| run.decision.next);
         let next = next_due.flatten().min();
@@ -216,39 +221,39 @@ impl Leader {
                 let advanced: HashSet<String> = advanced.into_iter().collect();
                 for run in term.settled.drain(..) {
                     if run.decision.missed > 0 && advanced.contains(&run.schedule.name) {
-                        self.tell_missed(&run);
+                        self.emit_missed(&run);
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "the scheduler cannot move schedules on"),
+            Err(error) => tracing::warn!(%error, "the scheduler cannot record published runs"),
         }
         next
     }
 
-    /// Once a term, and after the clock went back: what waits may wait for a time of another clock, or
-    /// of an older edition of the time zones. Says whether there is more to look at.
-    async fn keep_sound(&mut self, term: &mut Term, lease: &Lease) -> bool {
+    /// Checks stored due times once a term, and after the clock stepped back: they may come from another clock
+    /// or an older edition of the time zones. Returns whether there is more to check.
+    async fn check_due_times(&mut self, term: &mut Term, lease: &Lease) -> bool {
         let now = lease.now();
-        let seen = match &term.soundness {
-            Soundness::At(before) if !is_step_back(*before, now) => {
-                term.soundness = Soundness::At(now.max(*before));
+        let seen = match &term.due_time_check {
+            DueTimeCheck::CompleteAt(before) if !is_step_back(*before, now) => {
+                term.due_time_check = DueTimeCheck::CompleteAt(now.max(*before));
                 return false;
             }
-            Soundness::At(_) => "",
-            Soundness::Seen(name) => name.as_str(),
+            DueTimeCheck::CompleteAt(_) => "",
+            DueTimeCheck::Checked(name) => name.as_str(),
         };
-        match self.table.settle(now, seen).await {
-            Ok(Some(last)) => term.soundness = Soundness::Seen(last),
-            Ok(None) => term.soundness = Soundness::At(now),
-            Err(error) => tracing::warn!(%error, "the scheduler cannot look at what waits"),
+        match self.table.correct_due_times(now, seen).await {
+            Ok(Some(last)) => term.due_time_check = DueTimeCheck::Checked(last),
+            Ok(None) => term.due_time_check = DueTimeCheck::CompleteAt(now),
+            Err(error) => tracing::warn!(%error, "the scheduler cannot check stored due times"),
         }
-        matches!(term.soundness, Soundness::Seen(_))
+        matches!(term.due_time_check, DueTimeCheck::Checked(_))
     }
 
-    fn tell_published(&self, run: &Settled, receipt: &Receipt, now: Timestamp) {
+    fn emit_published(&self, run: &Settled, receipt: &Receipt, now: Timestamp) {
         let (schedule, due) = (&run.schedule.name, run.decision.newest);
         let late = Duration::try_from(now.duration_since(due)).unwrap_or_default();
-        tracing::debug!(schedule, id = %receipt.id, ?late, "a run was published");
+        tracing::debug!(schedule, id = %receipt.id, ?late, "published a run");
         self.observers.emit(&Event::SchedulePublished {
             schedule,
             id: &receipt.id,
@@ -257,10 +262,10 @@ impl Leader {
         });
     }
 
-    fn tell_missed(&self, run: &Settled) {
+    fn emit_missed(&self, run: &Settled) {
         let (schedule, count) = (&run.schedule.name, run.decision.missed);
         let newest = run.decision.newest;
-        tracing::warn!(schedule, count, %newest, "runs were missed");
+        tracing::warn!(schedule, count, %newest, "missed runs");
         self.observers.emit(&Event::ScheduleMissed {
             schedule,
             count,
@@ -270,23 +275,28 @@ impl Leader {
 }
 
 impl Term {
-    /// The schedules that are not to be looked at now; `wake` is brought forward to when one is.
+    /// The schedules that the next query leaves out. Brings `wake` forward to the end of the first pause.
     fn aside(&mut self, now: Instant, wake: &mut Instant) -> Vec<String> {
-        self.resting
-            .retain(|_, rest| rest.until + LONGEST_REST > now);
+        self.backing_off
+            .retain(|_, retry| retry.until + LONGEST_PAUSE > now);
         let mut aside: Vec<String> = self.busy.iter().cloned().collect();
         aside.extend(self.settled.iter().map(|run| run.schedule.name.clone()));
-        for (name, rest) in self.resting.iter().filter(|(_, rest)| rest.until > now) {
-            *wake = rest.until.min(*wake);
+        for (name, retry) in self
+            .backing_off
+            .iter()
+            .filter(|(_, retry)| retry.until > now)
+        {
+            *wake = retry.until.min(*wake);
             aside.push(name.clone());
         }
         aside
     }
 
-    fn rest(&mut self, name: &str) {
-        let before = self.resting.get(name).map(|rest| rest.pause * 2);
-        let pause = before.unwrap_or(FIRST_REST).min(LONGEST_REST);
+    fn back_off(&mut self, name: &str) {
+        let before = self.backing_off.get(name).map(|retry| retry.pause * 2);
+        let pause = before.unwrap_or(FIRST_PAUSE).min(LONGEST_PAUSE);
         let until = Instant::now() + pause;
-        self.resting.insert(name.to_owned(), Rest { until, pause });
+        self.backing_off
+            .insert(name.to_owned(), RetryPause { until, pause });
     }
 }

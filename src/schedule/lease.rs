@@ -1,12 +1,12 @@
-//! Who leads: a lease in the database, by the database's clock.
+//! Leader election: a lease in the database, by the database's clock.
 //!
-//! A lease is a row, not a lock of a session. So it works through poolers that give each statement
-//! another session, and when a leader's machine vanishes without a word, the row runs out while the
-//! session of a lock would linger until TCP gives up.
+//! The lease is a row, not a session lock. So it works through poolers that give each statement
+//! another session. And when a leader's machine vanishes, the row expires, while the session of a lock
+//! would stay until TCP times out.
 //!
-//! A leader renews every second what holds for three. Others look when it is to run out, and at
-//! least every second; so another one leads three seconds after a leader's last sign of life, and a
-//! moment after one that ended in order.
+//! A leader renews a lease of three seconds every second. The other processes look when the lease is about
+//! to expire, and at least every second. So another process leads three seconds after a leader's last
+//! renewal, and at once after one that shut down.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use jiff::Timestamp;
 use sqlx::{Executor, Row};
 use tokio::time::Instant;
 
-use super::line::Line;
+use super::dedicated_connection::DedicatedConnection;
 use super::{from_database, to_database};
 use crate::Error;
 use crate::postgres::Time;
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const RENEWAL: Duration = Duration::from_secs(1);
-/// What a leader takes off its lease, for clocks that do not run at quite the same speed.
+/// The leader's safety margin, for clocks that do not run at quite the same speed.
 const MARGIN: Duration = Duration::from_millis(250);
 /// A time without a leader that is shorter than this counts as none: a takeover, a restart.
 const LONGEST_TAKEOVER: Duration = Duration::from_secs(60);
@@ -32,10 +32,9 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 /// The clock that due times are compared with.
 ///
-/// Unless another one is given it is the database's: it is the same for every process, so that a
-/// takeover never goes back or forward in time, and the state that it is compared with was written
-/// by it. Between two looks at it the process's steady clock carries it on; the wall clock of the
-/// process may step as it likes.
+/// By default it is the database's clock. It is the same for every process, so a takeover never goes back
+/// or forward in time, and it wrote the state that it is compared with. Between two queries the process's
+/// monotonic clock advances it, so steps of the process's wall clock do not matter.
 #[derive(Clone, Default)]
 pub(super) struct Clock {
     pub(super) given: Option<Arc<dyn Fn() -> SystemTime + Send + Sync>>,
@@ -60,7 +59,7 @@ pub(super) struct Lease {
     pub(super) epoch: i64,
     /// Since when there has been a leader without a longer gap.
     pub(super) led_since: Timestamp,
-    /// How long there was none before this lease.
+    /// How long there was no leader before this lease.
     pub(super) gap: Duration,
     clock: Clock,
     now: Timestamp,
@@ -75,31 +74,31 @@ impl Lease {
         self.clock.given().or_else(carried).unwrap_or(self.now)
     }
 
-    /// When it will be `time`, as the process's steady clock has it.
+    /// When it will be `time`, by the process's monotonic clock.
     pub(super) fn instant(&self, time: Timestamp) -> Instant {
         let wait = Duration::try_from(time.duration_since(self.now()));
         Instant::now() + wait.unwrap_or_default().min(LEASE)
     }
 
-    /// Whether it certainly still holds.
+    /// Whether the lease certainly still holds.
     ///
-    /// The steady clock stands still while the machine sleeps, and the wall clock does not: if
-    /// either says that it is too late, it is.
+    /// The monotonic clock stops while the machine sleeps, and the wall clock does not. If either says that
+    /// the lease is over, it is.
     pub(super) fn holds(&self) -> bool {
         let slept = self.asked_wall.elapsed().unwrap_or_default();
         self.asked.elapsed().max(slept) < LEASE - MARGIN
     }
 
-    /// When it ends unless it is renewed.
+    /// When the lease ends unless it is renewed.
     pub(super) fn ends(&self) -> Instant {
         self.asked + LEASE - MARGIN
     }
 }
 
-/// The answer to a try for the lease.
-pub(super) enum Answer {
+/// The result of an attempt to take or renew the lease.
+pub(super) enum LeaseOutcome {
     Leads(Lease),
-    /// Somebody else leads, for so long if nothing is heard from it.
+    /// Another process leads. Its lease lasts for this long unless renewed.
     Follows(Duration),
 }
 
@@ -134,24 +133,29 @@ SELECT false, epoch, led_since, clock_timestamp(),
     (extract(epoch FROM expires_at - clock_timestamp()) * 1000)::bigint
 FROM tierline.schedule_leaders WHERE app = $1 AND NOT EXISTS (SELECT FROM taken)";
 
-/// Gives the lease up, so that the next leader need not wait for its end.
+/// Releases the lease, so that the next leader need not wait for its end.
 const GIVE_UP: &str = "
 UPDATE tierline.schedule_leaders SET expires_at = clock_timestamp()
 WHERE app = $1 AND holder = $2 AND epoch = $3";
 
-/// One who would lead.
+/// A process that may lead.
 #[derive(Debug)]
 pub(super) struct Candidate {
-    line: Line,
+    connection: DedicatedConnection,
     app: String,
     holder: String,
     clock: Clock,
 }
 
 impl Candidate {
-    pub(super) fn new(line: Line, app: &str, holder: &str, clock: Clock) -> Self {
+    pub(super) fn new(
+        connection: DedicatedConnection,
+        app: &str,
+        holder: &str,
+        clock: Clock,
+    ) -> Self {
         Self {
-            line,
+            connection,
             app: app.to_owned(),
             holder: holder.to_owned(),
             clock,
@@ -159,7 +163,7 @@ impl Candidate {
     }
 
     /// Takes the lease if it is free, or renews it.
-    pub(super) async fn ask(&mut self) -> Result<Answer, Error> {
+    pub(super) async fn ask(&mut self) -> Result<LeaseOutcome, Error> {
         let (asked, asked_wall) = (Instant::now(), SystemTime::now());
         let given = self.clock.given();
         let query = sqlx::query(ASK)
@@ -168,23 +172,23 @@ impl Candidate {
             .bind(milliseconds(LEASE))
             .bind(given.map(to_database))
             .bind(milliseconds(LONGEST_TAKEOVER));
-        let tried = "take or renew the lease of the schedules";
-        let row = self.line.within(LIMIT, tried, async |connection| {
+        let tried = "take or renew the scheduler lease";
+        let row = self.connection.within(LIMIT, tried, async |connection| {
             connection.fetch_optional(query).await
         });
         let Some(row) = row.await? else {
-            // It was free, and somebody else was faster.
-            return Ok(Answer::Follows(RENEWAL));
+            // The lease was free, and another process was faster.
+            return Ok(LeaseOutcome::Follows(RENEWAL));
         };
-        let read = || -> Result<Answer, sqlx::Error> {
+        let read = || -> Result<LeaseOutcome, sqlx::Error> {
             let milliseconds: i64 = row.try_get("milliseconds")?;
             let duration = Duration::from_millis(u64::try_from(milliseconds).unwrap_or_default());
             if !row.try_get::<bool, _>("leads")? {
-                return Ok(Answer::Follows(duration));
+                return Ok(LeaseOutcome::Follows(duration));
             }
             let now: Time = row.try_get("now")?;
             let led_since: Time = row.try_get("led_since")?;
-            Ok(Answer::Leads(Lease {
+            Ok(LeaseOutcome::Leads(Lease {
                 epoch: row.try_get("epoch")?,
                 led_since: from_database(led_since),
                 gap: duration,
@@ -194,22 +198,22 @@ impl Candidate {
                 asked_wall,
             }))
         };
-        read().map_err(|error| self.line.failed(tried, &error))
+        read().map_err(|error| self.connection.failed(tried, &error))
     }
 
-    /// Gives the lease up. If that fails, it runs out by itself.
+    /// Releases the lease. If that fails, the lease expires.
     pub(super) async fn give_up(&mut self, epoch: i64) {
         let query = sqlx::query(GIVE_UP)
             .bind(&self.app)
             .bind(&self.holder)
             .bind(epoch);
-        let given_up = self
-            .line
-            .within(LIMIT, "give up the lease", async |connection| {
-                connection.execute(query).await
-            });
+        let given_up =
+            self.connection
+                .within(LIMIT, "release the scheduler lease", async |connection| {
+                    connection.execute(query).await
+                });
         if let Err(error) = given_up.await {
-            tracing::debug!(%error, "the lease of the schedules runs out by itself");
+            tracing::debug!(%error, "cannot release the scheduler lease; it expires");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Time: tasks that come due by themselves, published once each by one of many processes.
+//! Schedules: periodic tasks, each run published once by one of many processes.
 //!
-//! Schedules stand in the file (`[schedules.NAME]`) or are [added](Schedules::add) by code. Any
-//! number of processes run the [`Scheduler`]; one of them leads and publishes, and when it dies
-//! another one does, within seconds.
+//! Schedules are in the file (`[schedules.NAME]`) or [added](Schedules::add) by code. Any
+//! number of processes run the [`Scheduler`]. One of them leads and publishes. If it dies,
+//! another one takes over within seconds.
 //!
 //! ```no_run
 //! # async fn example(shutdown: impl Future<Output = ()>) -> Result<(), tierline::Error> {
@@ -17,36 +17,35 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What is promised
-//! - A run is published, with confirm, to the tier of its task. It carries its due time and when it
-//!   expires; a worker that gets it later than that skips it and tells so ([`Event::Expired`]).
-//! - Its identifier is made of the schedule's name and the due time: `schedule:NAME:TIME`. Where a
-//!   process dies between the broker's confirm and the database's commit, the run comes twice, with
-//!   the same identifier.
-//! - Where several runs of a schedule are due at once, only the newest is published, if it has not
-//!   expired, and the others are counted as missed. There is no backlog, so nothing floods.
+//! # Guarantees
+//! - The leader publishes a run, with a confirm, to the tier of its task. The message carries its due time
+//!   and its expiry. A worker that receives it later skips it and emits [`Event::Expired`].
+//! - Its id consists of the schedule's name and the due time: `schedule:NAME:TIME`. If the process dies
+//!   between the broker's confirm and the database's commit, the run is published twice, with the same id.
+//! - If several runs of a schedule are due at once, only the newest is published, unless it has expired. The
+//!   others count as missed. There is no backlog, so nothing floods.
 //! - While the broker is away, a run waits until it is back or the run has expired.
-//! - Runs that came due while no scheduler was running for a minute or longer are skipped or made up
-//!   for by one, as the schedule's [`missed`](crate::topology::Missed) says.
+//! - Runs that came due while no scheduler was running for a minute or longer are skipped or replaced by
+//!   one, according to the schedule's [`missed`](crate::topology::Missed).
 //!
 //! # The clock
-//! Due times are compared with the database's clock, which is the same for all processes: a takeover
-//! never goes back or forward in time, and the wall clocks of processes may step as they like.
-//! Where the database's own clock steps forward, the runs between are due at once, or missed if it
-//! was by a minute or more. Where it steps back by less than an hour, no run comes twice: the clock
-//! is waited for. After a longer step back, runs are those of the new time.
+//! Due times are compared with the database's clock, which is the same for all processes. A takeover never
+//! goes back or forward in time, and steps of the processes' wall clocks do not matter. If the database's
+//! clock steps forward, the runs between are due at once, or missed if the step was a minute or more. If it
+//! steps back by less than an hour, runs wait until it has caught up, so none is published twice. After a
+//! longer step back, runs follow the new time.
 //!
 //! # Headers
-//! Every run has the headers `schedule`, the schedule's name, and `schedule-due-at`, its due time as
+//! Every run has the headers `schedule`, the schedule's name, and `schedule-due-at`, its due time in the form
 //! `2026-11-16T02:00:00Z`.
 //!
 //! [`Event::Expired`]: crate::observe::Event::Expired
 
+mod dedicated_connection;
 mod definition;
 mod due;
 mod leader;
 mod lease;
-mod line;
 mod run;
 mod scheduler;
 mod schedules;
@@ -69,7 +68,7 @@ fn to_database(time: Timestamp) -> Time {
     Time(SystemTime::from(time))
 }
 
-/// What is beyond the calendar is its end.
+/// Times beyond the calendar become its end.
 fn from_database(Time(time): Time) -> Timestamp {
     Timestamp::try_from(time).unwrap_or(Timestamp::MAX)
 }

@@ -1,4 +1,4 @@
-//! A run on its way to the publisher.
+//! The publish request of a run.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use crate::TaskId;
 use crate::task::PublishRequest;
 use crate::topology::Schedule;
 
-/// The header of every run that names its schedule.
+/// The header of every run with the name of its schedule.
 pub const SCHEDULE_HEADER: &str = "schedule";
 /// The header of every run with its due time, such as `2026-11-16T02:00:00Z`.
 pub const DUE_AT_HEADER: &str = "schedule-due-at";
 
-/// How long one try to publish a run may take. After it the schedule is looked at again: by then a
-/// newer run may be due in its place.
+/// How long one attempt to publish a run may take. After it the leader looks at the schedule again: by then
+/// a newer run may be due.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The same for the same run, whoever publishes it.
+/// The id of a run: the same whichever process publishes it.
 pub(super) fn id(schedule: &str, due: Timestamp) -> TaskId {
     TaskId::from(format!("schedule:{schedule}:{due}"))
 }

@@ -1,4 +1,4 @@
-//! The scheduler of one process: stands by, leads, stands by again.
+//! The scheduler of one process: follows and leads in turn.
 
 use std::fmt;
 use std::future::Future;
@@ -10,9 +10,9 @@ use futures_util::future::{Either, select};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::dedicated_connection::DedicatedConnection;
 use super::leader::Leader;
-use super::lease::{Answer, Candidate, Clock, Lease, RENEWAL};
-use super::line::Line;
+use super::lease::{Candidate, Clock, Lease, LeaseOutcome, RENEWAL};
 use super::state::Origin;
 use super::store::Store;
 use super::table::Table;
@@ -22,14 +22,14 @@ use crate::task::Publish;
 use crate::topology::Topology;
 use crate::{Error, TaskId};
 
-/// Who stands by looks at the lease when it is to run out, and a moment later.
+/// A follower looks at the lease this long after it expires.
 const AFTER_THE_END: Duration = Duration::from_millis(20);
-/// How long what is under way has to end when the scheduler is told to stop.
+/// How long runs in flight may take to finish after shutdown was requested.
 const LONGEST_STOP: Duration = Duration::from_secs(10);
-/// The pause after the database could not be asked.
+/// The pause after a failed query.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Publishes what is due, for as long as this process leads. See [`Tierline::scheduler`].
+/// Publishes due runs while this process leads. See [`Tierline::scheduler`].
 ///
 /// [`Tierline::scheduler`]: crate::Tierline::scheduler
 #[must_use = "nothing is scheduled until `until` is awaited"]
@@ -66,30 +66,29 @@ impl Scheduler {
         self
     }
 
-    /// Replaces what runs are published through. Default: the app's own publisher.
+    /// Replaces the publisher of runs. Default: the app's own.
     pub fn publisher(mut self, publisher: Arc<dyn Publish>) -> Self {
         self.publisher = publisher;
         self
     }
 
-    /// Brings the schedules of the file into the database, then stands by and leads in turn until
-    /// `shutdown`. Broker and database may come and go meanwhile.
+    /// Stores the schedules of the file in the database, then follows and leads in turn until
+    /// `shutdown`. It waits whenever the broker or the database is away.
     ///
-    /// Where the file says of a schedule what it said the last time, everything stays as it is: its
-    /// state, a pause, and what was changed at run time. Where the file says something new, that is
-    /// in force, and a pause stays. A schedule that the file does not have any more stops, and is
-    /// listed as gone.
+    /// If the file declares a schedule as it did last time, nothing changes: its state, a pause and changes
+    /// made at run time stay. If the file declares it differently, the new declaration takes effect, and a
+    /// pause stays. A schedule that is no longer in the file stops, and is listed as gone.
     ///
     /// # Errors
-    /// [`Error::NotMigrated`], and what else the database refuses for good.
+    /// [`Error::NotMigrated`], and other permanent errors of the database.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let app = self.topology.app().to_owned();
         // The name alone would be the same in every process.
         let holder = format!("{} {}", self.name, TaskId::random());
-        let line = || Line::to(&self.database);
-        let mut candidate = Candidate::new(line(), &app, &holder, self.clock.clone());
+        let connection = || DedicatedConnection::to(&self.database);
+        let mut candidate = Candidate::new(connection(), &app, &holder, self.clock.clone());
         let mut leader = Leader {
-            table: Table::new(line(), &app),
+            table: Table::new(connection(), &app),
             publisher: self.publisher.clone(),
             observers: self.observers.clone(),
         };
@@ -116,7 +115,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Brings the file's schedules into the database, as soon as that is there.
+    /// Stores the file's schedules in the database, as soon as it is available.
     async fn declare(&self) -> Result<(), Error> {
         let store = Store::new(self.database.clone(), self.topology.app());
         loop {
@@ -134,7 +133,11 @@ impl Scheduler {
                 Ok(declared) => {
                     if !declared.changed.is_empty() || !declared.gone.is_empty() {
                         let (changed, gone) = (declared.changed, declared.gone);
-                        tracing::info!(?changed, ?gone, "the file's schedules are in force");
+                        tracing::info!(
+                            ?changed,
+                            ?gone,
+                            "stored the schedules of the topology file"
+                        );
                     }
                     return Ok(());
                 }
@@ -147,7 +150,7 @@ impl Scheduler {
         }
     }
 
-    /// Stands by and leads in turn until it is told to stop, and gives the lease that it then holds.
+    /// Follows and leads in turn until shutdown is requested. Returns the lease that it holds then.
     async fn campaign(
         &self,
         candidate: &mut Candidate,
@@ -156,7 +159,7 @@ impl Scheduler {
     ) -> Result<Option<Lease>, Error> {
         while !*stopping.borrow() {
             let pause = match candidate.ask().await {
-                Ok(Answer::Leads(lease)) => {
+                Ok(LeaseOutcome::Leads(lease)) => {
                     self.tell(&lease, true);
                     let (renewed, latest) = watch::channel(lease.clone());
                     let renewing = pin!(renew(candidate, &renewed));
@@ -170,14 +173,14 @@ impl Scheduler {
                     }
                     Duration::ZERO
                 }
-                Ok(Answer::Follows(rest)) => (rest + AFTER_THE_END).min(RENEWAL),
+                Ok(LeaseOutcome::Follows(rest)) => (rest + AFTER_THE_END).min(RENEWAL),
                 Err(error) if error.is_transient() => {
-                    tracing::warn!(%error, "the scheduler cannot ask who leads");
+                    tracing::warn!(%error, "the scheduler cannot take or renew its lease");
                     RETRY
                 }
                 Err(error) => return Err(error),
             };
-            // Told to stop, it need not wait.
+            // After a shutdown request it need not wait.
             let _ = timeout(pause, stopping.changed()).await;
         }
         Ok(None)
@@ -197,7 +200,7 @@ impl Scheduler {
     }
 }
 
-/// Renews the lease for as long as that succeeds in time.
+/// Renews the lease while that succeeds in time.
 async fn renew(candidate: &mut Candidate, renewed: &watch::Sender<Lease>) -> Result<(), Error> {
     loop {
         let lease = renewed.borrow().clone();
@@ -209,14 +212,14 @@ async fn renew(candidate: &mut Candidate, renewed: &watch::Sender<Lease>) -> Res
                 return Ok(());
             }
             match candidate.ask().await {
-                Ok(Answer::Leads(next)) if next.epoch == lease.epoch => {
+                Ok(LeaseOutcome::Leads(next)) if next.epoch == lease.epoch => {
                     renewed.send_replace(next);
                     break;
                 }
-                // Somebody else leads, or did between.
+                // Another process leads, or led in between.
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_transient() => {
-                    tracing::warn!(%error, "the lease of the schedules could not be renewed");
+                    tracing::warn!(%error, "cannot renew the scheduler lease");
                     attempt = last.min(Instant::now() + RETRY);
                 }
                 Err(error) => return Err(error),

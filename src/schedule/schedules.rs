@@ -1,4 +1,4 @@
-//! Schedules at run time: seen, paused, changed.
+//! Schedules at run time: list, pause, change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::topology::{Schedule, Topology, near_miss};
 
 /// The schedules of an app, at run time. See [`Tierline::schedules`].
 ///
-/// Everything is kept in the database, with who did it and when, and counts for all processes within
+/// The database stores every change with its operator and time. It takes effect in all processes within
 /// a second.
 ///
 /// ```no_run
@@ -40,7 +40,7 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// The schedules of this map's app in `database`, where there is no broker: all but
+    /// The schedules of this map's app for programs without a broker. It does everything except
     /// [`run_now`](Self::run_now).
     pub fn new(topology: Topology, database: Database) -> Self {
         Self {
@@ -56,13 +56,13 @@ impl Schedules {
         self
     }
 
-    /// Says who acts, for the record. Default: the app.
+    /// The operator, for the history. Default: the app.
     pub fn by(mut self, who: impl Into<String>) -> Self {
         self.by = who.into();
         self
     }
 
-    /// Every schedule that the database has, by name.
+    /// Every schedule in the database, by name.
     ///
     /// # Errors
     /// Those of the database.
@@ -79,7 +79,7 @@ impl Schedules {
         self.known(state).await
     }
 
-    /// When the next `count` runs of a schedule are due, whether it is paused or not.
+    /// The due times of the next `count` runs of a schedule, whether it is paused or not.
     ///
     /// # Errors
     /// [`Error::UnknownSchedule`], and those of the database.
@@ -90,8 +90,8 @@ impl Schedules {
             .upcoming(self.store.now().await?.into(), count))
     }
 
-    /// What was done to a schedule, by whom and when, the latest first. A schedule that was removed
-    /// still has its history.
+    /// The history of a schedule: changes with operator and time, the latest first. A removed schedule keeps
+    /// its history.
     ///
     /// # Errors
     /// Those of the database.
@@ -99,8 +99,8 @@ impl Schedules {
         self.store.history(name, count).await
     }
 
-    /// Stops a schedule until it is resumed, also through restarts. Runs that would be due meanwhile
-    /// are not missed: they are not due.
+    /// Pauses a schedule until it is resumed, also across restarts. Runs that would be due meanwhile do not
+    /// count as missed.
     ///
     /// # Errors
     /// [`Error::UnknownSchedule`], and those of the database.
@@ -109,7 +109,7 @@ impl Schedules {
         self.known(state).await
     }
 
-    /// Goes on with a schedule that was paused, from its next run on.
+    /// Resumes a paused schedule with its next run.
     ///
     /// # Errors
     /// [`Error::UnknownSchedule`], and those of the database.
@@ -119,8 +119,8 @@ impl Schedules {
         self.known(state).await
     }
 
-    /// Publishes a run of a schedule now, also of one that is paused. Its due time is now; when the
-    /// next one is due does not change.
+    /// Publishes a run of a schedule now, even if it is paused. Its due time is now; the next due time does
+    /// not change.
     ///
     /// # Errors
     /// [`Error::UnknownSchedule`], those of publishing, and those of the database.
@@ -137,11 +137,11 @@ impl Schedules {
         publisher.publish(run::request(&schedule, now, now)).await
     }
 
-    /// Adds a schedule, as code would at every start: where it says what it said the last time,
-    /// everything stays as it is, and where it says something new, that is in force.
+    /// Adds a schedule. Call it at every start: if the definition is the same as last time, nothing changes;
+    /// if it differs, the new definition takes effect.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] where it would be refused in the file, or is in the file already;
+    /// [`Error::InvalidSchedule`] if the file's rules refuse it, or the file already has it;
     /// those of the database.
     pub async fn add(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
         schedule.check(&self.topology)?;
@@ -157,9 +157,9 @@ impl Schedules {
         }
     }
 
-    /// Puts another definition in force for a schedule of the same name. It stays in force until the
-    /// file, or the code that adds it, says something new. A run that is due stays due unless the
-    /// timing is another.
+    /// Replaces the definition of the schedule of this name. It holds until the file, or the code that adds
+    /// the schedule, declares something new. A run that is due stays due unless the
+    /// timing differs.
     ///
     /// ```no_run
     /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
@@ -174,7 +174,7 @@ impl Schedules {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] where it would be refused in the file, [`Error::UnknownSchedule`],
+    /// [`Error::InvalidSchedule`] if the file's rules refuse it, [`Error::UnknownSchedule`],
     /// and those of the database.
     pub async fn change(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
         schedule.check(&self.topology)?;
@@ -183,10 +183,10 @@ impl Schedules {
         self.known(state).await
     }
 
-    /// Removes a schedule that code has added, or one that is gone from the file.
+    /// Removes a schedule that code added, or one that is gone from the file.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] where it is in the file, [`Error::UnknownSchedule`], and those of
+    /// [`Error::InvalidSchedule`] if it is in the file, [`Error::UnknownSchedule`], and those of
     /// the database.
     pub async fn remove(&self, name: &str) -> Result<ScheduleState, Error> {
         match self.store.remove(name, &self.by).await {
@@ -203,7 +203,7 @@ impl Schedules {
         Ok(schedule.timing.next_after(now, &schedule.name))
     }
 
-    /// Adds a near miss to the error for a schedule that is not there.
+    /// Suggests the nearest name in the error for an unknown schedule.
     async fn known(&self, state: Result<ScheduleState, Error>) -> Result<ScheduleState, Error> {
         let Err(Error::UnknownSchedule { schedule, .. }) = state else {
             return state;

@@ -1,4 +1,4 @@
-//! Where a schedule stands.
+//! The state of a schedule.
 
 use std::time::SystemTime;
 
@@ -11,16 +11,16 @@ use crate::Error;
 use crate::postgres::Time;
 use crate::topology::Schedule;
 
-/// A schedule, and where it stands.
+/// A schedule and its state.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ScheduleState {
-    /// The schedule as it is in force.
+    /// The definition in effect.
     #[serde(flatten)]
     pub schedule: Schedule,
-    /// Who declared it.
+    /// Where it was declared.
     pub origin: Origin,
-    /// Whether it was changed at run time: what is in force is not what was declared.
+    /// Whether it was changed at run time: the definition in effect is not the declared one.
     pub is_changed: bool,
     /// When the next run is due. `None`: it is paused or gone.
     #[serde(serialize_with = "time")]
@@ -35,27 +35,27 @@ pub struct ScheduleState {
     pub published: u64,
     /// How many runs were missed.
     pub missed: u64,
-    /// Who paused it, if it is paused.
+    /// The operator who paused it, and when, if it is paused.
     pub paused: Option<Mark>,
-    /// Since when the file does not have it any more: then it does not run.
+    /// Since when it is no longer in the file. Then it does not run.
     #[serde(serialize_with = "time")]
     pub gone: Option<SystemTime>,
-    /// Who added or changed it last.
+    /// The operator who last added or changed it, and when.
     pub changed: Mark,
 }
 
-/// Who declared a schedule.
+/// Where a schedule was declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The topology file. It is in force whenever the file says something new.
+    /// The topology file. A new declaration there takes effect at the next start.
     File,
     /// [`Schedules::add`](super::Schedules::add).
     Code,
 }
 
 impl Origin {
-    /// The word that the database uses.
+    /// The database's text for it.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Origin::File => "file",
@@ -64,34 +64,34 @@ impl Origin {
     }
 }
 
-/// Who did something, and when.
+/// An operator and a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Mark {
-    /// Who.
+    /// The operator.
     pub by: String,
-    /// When, by the database's clock.
+    /// The time, by the database's clock.
     #[serde(serialize_with = "some_time")]
     pub at: SystemTime,
 }
 
-/// Something that was done to a schedule.
+/// An entry of a schedule's history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Change {
-    /// Who did it, and when.
+    /// The operator and the time.
     #[serde(flatten)]
     pub mark: Mark,
-    /// What: `"added"`, `"changed"`, `"paused"`, `"resumed"`, `"run"`, `"removed"` or `"gone"`.
+    /// The change: `"added"`, `"changed"`, `"paused"`, `"resumed"`, `"run"`, `"removed"` or `"gone"`.
     pub what: String,
 }
 
-/// The columns that [`read`] wants.
+/// The columns that [`read`] needs.
 pub(super) const COLUMNS: &str = "name, definition::text, origin, definition <> declared AS is_changed, \
      next_due, last_due, last_published, published, missed, paused_at, paused_by, gone_at, \
      changed_at, changed_by";
 
-/// A row of these columns; what is wrong with it, where its schedule cannot be read.
+/// Reads a row of these columns, or the problem if its schedule cannot be parsed.
 pub(super) fn read(row: &PgRow) -> Result<Result<ScheduleState, Error>, sqlx::Error> {
     let time = |column: &str| {
         let time: Option<Time> = row.try_get(column)?;

@@ -1,4 +1,4 @@
-//! What the database keeps of schedules: all statements but those of the leader.
+//! The statements on schedules, except those of the leader.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ pub(super) struct Store {
     pub(super) app: String,
 }
 
-/// What came of declaring schedules.
+/// The result of declaring schedules.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Declared {
-    /// New, or other than at the last time.
+    /// New, or different from last time.
     pub(super) changed: Vec<String>,
     /// No longer declared.
     pub(super) gone: Vec<String>,
 }
 
-/// Declares schedules. Where a schedule says the same as last time, everything stays: its state, a
-/// pause, and what was changed at run time. Where it says something new, that is in force; a run that
-/// waits stays due unless the timing is another.
+/// Declares schedules. If a declaration is the same as last time, nothing changes: state, pause and changes
+/// made at run time stay. If it differs, it takes effect; a waiting run stays due unless the timing
+/// differs.
 const DECLARE: &str = "
 WITH declared AS (
     INSERT INTO tierline.schedules AS s
@@ -63,7 +63,7 @@ WITH declared AS (
 )
 SELECT name FROM declared ORDER BY name";
 
-/// Stops what the file does not have any more. The rows stay, with their state and their history.
+/// Stops schedules that are no longer in the file. The rows stay, with state and history.
 const RETIRE: &str = "
 WITH gone AS (
     UPDATE tierline.schedules SET gone_at = clock_timestamp(), next_due = NULL
@@ -75,7 +75,7 @@ WITH gone AS (
 )
 SELECT name FROM gone ORDER BY name";
 
-/// One change to one schedule, and the note of who made it. The parameters are app, name and by.
+/// One change to one schedule, with its entry in the history. The parameters are app, name and by.
 fn change(what: &str, statement: &str) -> String {
     format!(
         "WITH changed AS ({statement}),
@@ -95,7 +95,7 @@ impl Store {
         }
     }
 
-    /// Declares schedules; with [`Origin::File`] these are all there are.
+    /// Declares schedules. With [`Origin::File`] these are all of the file's schedules.
     pub(super) async fn declare(
         &self,
         schedules: &[Schedule],
@@ -170,7 +170,7 @@ impl Store {
         self.one(name, "look up a schedule", query).await
     }
 
-    /// Pauses; a schedule that is paused already stays as it is.
+    /// Pauses a schedule; does nothing if it is already paused.
     pub(super) async fn pause(&self, name: &str, by: &str) -> Result<ScheduleState, Error> {
         let statement = change(
             "paused",
@@ -182,7 +182,7 @@ impl Store {
             .await
     }
 
-    /// Goes on with the next run that is due at `next_due`; one that is not paused stays as it is.
+    /// Resumes a schedule with the run that is due at `next_due`; does nothing if it is not paused.
     pub(super) async fn resume(
         &self,
         name: &str,
@@ -221,7 +221,7 @@ impl Store {
         }
     }
 
-    /// Puts another definition in force. The next run is due at `next_due` if the timing is another.
+    /// Replaces the definition. The next run is due at `next_due` if the timing differs.
     pub(super) async fn change(
         &self,
         schedule: &Schedule,
@@ -265,16 +265,16 @@ impl Store {
         self.one(name, "remove a schedule", query).await
     }
 
-    /// Notes a run that somebody asked for.
+    /// Records a run that an operator requested.
     pub(super) async fn note_run(&self, name: &str, by: &str) -> Result<(), Error> {
         let note = "INSERT INTO tierline.schedule_changes (app, name, by, what) \
                     VALUES ($1, $2, $3, 'run')";
         let note = sqlx::query(note).bind(&self.app).bind(name).bind(by);
         let noting = async { note.execute(self.database.pool()).await.map(drop) };
-        self.database.within(LIMIT, "note a run", noting).await
+        self.database.within(LIMIT, "record a run", noting).await
     }
 
-    /// What was done to a schedule, the latest first.
+    /// The history of a schedule, the latest first.
     pub(super) async fn history(&self, name: &str, count: u32) -> Result<Vec<Change>, Error> {
         let history = "SELECT by, at, what FROM tierline.schedule_changes \
                        WHERE app = $1 AND name = $2 ORDER BY id DESC LIMIT $3";
@@ -296,7 +296,7 @@ impl Store {
             rows.iter().map(read).collect()
         };
         self.database
-            .within(LIMIT, "read what was done to a schedule", reading)
+            .within(LIMIT, "read the history of a schedule", reading)
             .await
     }
 
@@ -305,7 +305,11 @@ impl Store {
         let now = sqlx::query_scalar("SELECT clock_timestamp()");
         let now: Time = self
             .database
-            .within(LIMIT, "ask the time", now.fetch_one(self.database.pool()))
+            .within(
+                LIMIT,
+                "read the database's clock",
+                now.fetch_one(self.database.pool()),
+            )
             .await?;
         Ok(from_database(now))
     }

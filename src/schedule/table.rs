@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use sqlx::postgres::PgRow;
 use sqlx::{Executor, Row};
 
+use super::dedicated_connection::DedicatedConnection;
 use super::due::{self, Decision};
 use super::lease::Lease;
-use super::line::Line;
 use super::{from_database, state, to_database};
 use crate::Error;
 use crate::postgres::Time;
@@ -16,11 +16,11 @@ use crate::topology::Schedule;
 
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How many schedules one look finds.
+/// How many schedules one query returns.
 pub(super) const BATCH: usize = 500;
 
-/// What is due, and the time of what is due after that. Only for who holds the lease: a leader that
-/// slept finds nothing.
+/// The due schedules, and the next due time after them. Only the holder of the lease gets rows: a leader
+/// that was suspended finds nothing.
 const FIND: &str = "
 (
     SELECT name, definition::text, next_due FROM tierline.schedules
@@ -38,8 +38,8 @@ UNION ALL
     ORDER BY next_due LIMIT 1
 )";
 
-/// Moves on only what nobody else has moved, and only for who holds the lease: the lock keeps it
-/// from changing hands until this is committed. A schedule that was paused meanwhile stays paused.
+/// Advances only schedules that no other process has advanced, and only for the holder of the lease: the
+/// row lock keeps the lease until this is committed. A schedule that was paused meanwhile stays paused.
 const ADVANCE: &str = "
 WITH held AS (
     SELECT FROM tierline.schedule_leaders WHERE app = $1 AND epoch = $2 FOR SHARE
@@ -66,23 +66,23 @@ UPDATE tierline.schedules AS s SET next_due = n.next_due
 FROM unnest($2::text[], $3::timestamptz[], $4::timestamptz[]) AS n (name, expected, next_due)
 WHERE s.app = $1 AND s.name = n.name AND s.next_due = n.expected";
 
-/// The schedules of one app, for who leads.
+/// The schedules of one app, for the leader.
 #[derive(Debug)]
 pub(super) struct Table {
-    line: Line,
+    connection: DedicatedConnection,
     app: String,
 }
 
-/// What a look found.
+/// The result of a query for due schedules.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// What is due, with its due time, the earliest first; at most a batch.
+    /// The due schedules with their due times, the earliest first; at most a batch.
     pub(super) due: Vec<(Schedule, Timestamp)>,
     /// When the next one is due.
     pub(super) next: Option<Timestamp>,
 }
 
-/// A run that was published or given up.
+/// A run that was published or skipped.
 #[derive(Debug)]
 pub(super) struct Settled {
     pub(super) schedule: Schedule,
@@ -93,14 +93,14 @@ pub(super) struct Settled {
 }
 
 impl Table {
-    pub(super) fn new(line: Line, app: &str) -> Self {
+    pub(super) fn new(connection: DedicatedConnection, app: &str) -> Self {
         Self {
-            line,
+            connection,
             app: app.to_owned(),
         }
     }
 
-    /// What is due at `now`, without those `aside`.
+    /// The schedules that are due at `now`, without those in `aside`.
     pub(super) async fn find(
         &mut self,
         lease: &Lease,
@@ -126,10 +126,12 @@ impl Table {
             }
             Ok(found)
         };
-        self.line.within(LIMIT, "look for what is due", find).await
+        self.connection
+            .within(LIMIT, "query due schedules", find)
+            .await
     }
 
-    /// Moves on what was settled, as far as it is still ours to move, and gives the names of that.
+    /// Records finished runs, unless another process has advanced the schedule. Returns the names of the recorded ones.
     pub(super) async fn advance(
         &mut self,
         lease: &Lease,
@@ -169,12 +171,14 @@ impl Table {
             .bind(published)
             .bind(missed);
         let advance = async |connection: &mut sqlx::PgConnection| query.fetch_all(connection).await;
-        self.line.within(LIMIT, "move schedules on", advance).await
+        self.connection
+            .within(LIMIT, "record published runs", advance)
+            .await
     }
 
-    /// Mends what waits for a time that is not its next, by this clock and these time zones: a batch
-    /// of those whose names come after `seen`. Gives the last name, if there may be more.
-    pub(super) async fn settle(
+    /// Corrects due times that do not fit this clock and these time zones: a batch of schedules whose names
+    /// come after `seen`. Returns the last name if there may be more.
+    pub(super) async fn correct_due_times(
         &mut self,
         now: Timestamp,
         seen: &str,
@@ -195,22 +199,22 @@ impl Table {
                 .map(read)
                 .collect::<Result<Vec<_>, sqlx::Error>>()
         };
-        let tried = "look at what waits";
-        let waiting = self.line.within(LIMIT, tried, load).await?;
+        let tried = "check stored due times";
+        let waiting = self.connection.within(LIMIT, tried, load).await?;
         let full = waiting.get(BATCH - 1).map(|(name, ..)| name.clone());
         let (mut names, mut expected, mut next) = (Vec::new(), Vec::new(), Vec::new());
         for (_, place, last_due) in waiting {
             let Some((schedule, next_due)) = readable(place) else {
                 continue;
             };
-            if let Some(settled) = due::settle(&schedule, next_due, last_due, now) {
+            if let Some(corrected) = due::corrected(&schedule, next_due, last_due, now) {
                 tracing::info!(
                     schedule = schedule.name,
-                    "it waits for another time than it did"
+                    "corrected its due time: the clock or the time zones have changed"
                 );
                 names.push(schedule.name);
                 expected.push(to_database(next_due));
-                next.push(settled.map(to_database));
+                next.push(corrected.map(to_database));
             }
         }
         if !names.is_empty() {
@@ -219,9 +223,9 @@ impl Table {
                 .bind(names)
                 .bind(expected)
                 .bind(next);
-            let settle =
+            let update =
                 async |connection: &mut sqlx::PgConnection| connection.execute(query).await;
-            self.line.within(LIMIT, tried, settle).await?;
+            self.connection.within(LIMIT, tried, update).await?;
         }
         Ok(full)
     }
@@ -232,20 +236,20 @@ fn time(row: &PgRow, column: &str) -> Result<Option<Timestamp>, sqlx::Error> {
     Ok(time.map(from_database))
 }
 
-/// One schedule that cannot be read must not hold up the others.
+/// A schedule that cannot be parsed must not delay the others.
 fn readable(
     (schedule, next_due): (Result<Schedule, Error>, Option<Timestamp>),
 ) -> Option<(Schedule, Timestamp)> {
     match schedule {
         Ok(schedule) => Some((schedule, next_due?)),
         Err(error) => {
-            tracing::error!(%error, "a schedule does not run");
+            tracing::error!(%error, "a schedule does not run: its definition cannot be parsed");
             None
         }
     }
 }
 
-/// The time as others have it.
+/// Converts a time to the type of other crates.
 pub(super) fn system(time: Timestamp) -> SystemTime {
     SystemTime::from(time)
 }

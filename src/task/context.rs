@@ -4,9 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{Cancellation, Data, Publish, Publishing, Task, TaskId};
+use super::{Cancellation, Data, Publish, PublishBuilder, Task, TaskId};
 
-/// What a handler knows of its task, and what it may use.
+/// A handler's view of its task and of the application.
 ///
 /// Taken by value as the second argument of a handler; cheap to clone.
 ///
@@ -31,7 +31,7 @@ use super::{Cancellation, Data, Publish, Publishing, Task, TaskId};
 #[derive(Clone)]
 pub struct Context(Arc<ContextParts>);
 
-/// What a context is made of.
+/// The fields of a context.
 pub(crate) struct ContextParts {
     pub(crate) task: &'static str,
     pub(crate) id: TaskId,
@@ -58,7 +58,7 @@ impl Context {
         self.0.task
     }
 
-    /// The identifier of this task, the same in all its attempts.
+    /// The id of this task, the same in all its attempts.
     pub fn id(&self) -> &TaskId {
         &self.0.id
     }
@@ -68,7 +68,7 @@ impl Context {
         self.0.attempt
     }
 
-    /// The tier whose queue the task came from.
+    /// The tier whose queue delivered the task.
     pub fn tier(&self) -> &str {
         &self.0.tier
     }
@@ -83,7 +83,7 @@ impl Context {
         self.0.enqueued_at
     }
 
-    /// When the hard limit drops this attempt.
+    /// The time of the hard limit, at which this attempt is dropped.
     pub fn deadline(&self) -> Instant {
         self.0.deadline
     }
@@ -111,16 +111,16 @@ impl Context {
         self.0.traceparent.as_deref()
     }
 
-    /// Whether the worker has begun to shut down. The handler may still end in its own time: it has the
-    /// worker's [grace period](crate::worker::Worker::grace), and [`is_cancelled`](Self::is_cancelled) says
+    /// Whether the worker has begun to shut down. The handler may still finish: it has the
+    /// worker's [grace period](crate::worker::Worker::grace), and [`is_cancelled`](Self::is_cancelled) is true
     /// when that is over.
     pub fn is_shutting_down(&self) -> bool {
         self.0.shutdown.is_cancelled()
     }
 
     /// Waits until the worker begins to shut down, at the start of its
-    /// [grace period](crate::worker::Worker::grace). A handler that cannot end within that period saves how
-    /// far it is, and lets the next process go on:
+    /// [grace period](crate::worker::Worker::grace). A handler that cannot finish within that period saves its
+    /// progress, and the next process continues:
     ///
     /// ```
     /// use tierline::{Context, Outcome};
@@ -148,13 +148,13 @@ impl Context {
         self.0.shutdown.cancelled()
     }
 
-    /// The signal behind [`shutdown_started`](Self::shutdown_started), to hand on to what the handler
+    /// The signal behind [`shutdown_started`](Self::shutdown_started), to pass to futures that the handler
     /// starts.
     pub fn shutdown_signal(&self) -> &Cancellation {
         &self.0.shutdown
     }
 
-    /// Whether the handler should end now: its soft limit is reached, or the grace period of a shutdown
+    /// Whether the handler should end now: it has reached its soft limit, or the grace period of a shutdown
     /// is over.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancellation.is_cancelled()
@@ -166,39 +166,39 @@ impl Context {
         self.0.cancellation.cancelled()
     }
 
-    /// The signal behind [`cancelled`](Self::cancelled), to hand on to what the handler starts.
+    /// The signal behind [`cancelled`](Self::cancelled), to pass to futures that the handler starts.
     pub fn cancellation(&self) -> &Cancellation {
         &self.0.cancellation
     }
 
-    /// The application's value of this type, as given to the builder's `data`.
+    /// The application's value of this type, from the builder's `data`.
     ///
     /// # Panics
     ///
-    /// Where the builder was given no such value. The attempt then fails with a message that names
+    /// If the builder has no such value. The attempt then fails with a message that names
     /// the type; see [`try_data`](Self::try_data) for a value that may be absent.
     #[track_caller]
     pub fn data<T: Send + Sync + 'static>(&self) -> &T {
         self.try_data().unwrap_or_else(|| {
             let name = std::any::type_name::<T>();
             panic!(
-                "task `{}` asked for data of type `{name}`, and there is none: \
+                "task `{}` asked for data of type `{name}`, and the app has none: \
                  add `.data(…)` with a value of that type where the app (or the test) is built",
                 self.task(),
             )
         })
     }
 
-    /// The application's value of this type, if the builder was given one.
+    /// The application's value of this type, if the builder has one.
     pub fn try_data<T: Send + Sync + 'static>(&self) -> Option<&T> {
         self.0.data.get()
     }
 
     /// Publishes a follow-up task, which continues this one's trace.
     ///
-    /// Awaitable as it is, or with options: see [`Publishing`].
-    pub fn publish<T: Task>(&self, payload: T) -> Publishing {
-        Publishing::new(self.0.publisher.clone(), &payload).traceparent(self.traceparent())
+    /// Awaitable as it is, or with options: see [`PublishBuilder`].
+    pub fn publish<T: Task>(&self, payload: T) -> PublishBuilder {
+        PublishBuilder::new(self.0.publisher.clone(), &payload).traceparent(self.traceparent())
     }
 }
 

@@ -22,12 +22,12 @@ pub struct Data {
 }
 
 impl Data {
-    /// No values yet.
+    /// Without values.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a value, in place of an earlier one of the same type.
+    /// Adds a value, and replaces an earlier one of the same type.
     pub fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
         self.values.insert(TypeId::of::<T>(), Box::new(value));
     }

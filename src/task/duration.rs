@@ -3,7 +3,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::topology::parse_duration;
 
-/// A span of time: a [`Duration`], or text such as `"20s"`, `"10m"` or `"1h 30m"`.
+/// A duration: a [`Duration`], or text such as `"20s"`, `"10m"` or `"1h 30m"`.
 ///
 /// A text is one or more numbers, each with its unit: `ms`, `s`, `m`, `h`, `d` or `w`, or a word for it
 /// (`5 sec`, `10 minutes`, `2 days`). A number may have a fraction, `1.5h`. Months and years are refused, because
@@ -20,15 +20,15 @@ use crate::topology::parse_duration;
 /// # Ok::<(), tierline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a span of time",
+    message = "`{Self}` is not a duration",
     note = "give a `Duration`, or text such as \"20s\" or \"10m\""
 )]
 pub trait IntoDuration {
-    /// The span of time.
+    /// The duration.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidDuration`] where the text cannot be read.
+    /// [`Error::InvalidDuration`] if the text cannot be parsed.
     fn into_duration(self) -> Result<Duration, Error>;
 }
 

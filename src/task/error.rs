@@ -2,12 +2,12 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-/// Why an attempt failed.
+/// The error of a failed attempt.
 ///
-/// Takes any error with `?`, also `anyhow::Error`, boxed errors and plain text. For that it is, like
-/// `anyhow::Error`, itself no [`std::error::Error`].
+/// `?` converts any error into it, also `anyhow::Error`, boxed errors and plain text. For that reason it
+/// does not implement [`std::error::Error`], like `anyhow::Error`.
 ///
-/// An error is a retry, as the task's policy says, unless it is made with [`permanent`] or
+/// The task's policy decides about a retry, unless the error is made with [`permanent`] or
 /// [`retry_after`]:
 ///
 /// ```
@@ -32,10 +32,10 @@ pub struct TaskError {
     advice: ErrorAdvice,
 }
 
-/// An error may name itself as its cause; the chain must end nevertheless.
+/// The longest chain of causes: an error may name itself as its cause.
 const MOST_CAUSES: usize = 32;
 
-/// What an error says about the next attempt.
+/// What an error requires of the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorAdvice {
     AsThePolicySays,
@@ -44,7 +44,7 @@ pub(crate) enum ErrorAdvice {
 }
 
 impl TaskError {
-    /// An error that another attempt would not cure: the task becomes a dead letter at once.
+    /// An error that another attempt cannot fix: the task becomes a dead letter at once.
     pub fn permanent(error: impl Into<TaskError>) -> Self {
         Self {
             advice: ErrorAdvice::Permanent,
@@ -52,8 +52,8 @@ impl TaskError {
         }
     }
 
-    /// An error after which the next attempt comes in `delay` instead of the policy's time. It costs
-    /// an attempt like any other.
+    /// An error after which the next attempt follows after `delay`, not after the policy's backoff. It counts
+    /// as an attempt like any other.
     pub fn retry_after(delay: Duration, error: impl Into<TaskError>) -> Self {
         Self {
             advice: ErrorAdvice::RetryAfter(delay),
@@ -61,7 +61,7 @@ impl TaskError {
         }
     }
 
-    /// Whether the task becomes a dead letter with this error, whatever retries are left.
+    /// Whether the task becomes a dead letter with this error, even if retries are left.
     pub fn is_permanent(&self) -> bool {
         self.advice == ErrorAdvice::Permanent
     }
@@ -71,7 +71,7 @@ impl TaskError {
         self.error.to_string()
     }
 
-    /// The messages of the errors that led to this one, the nearest first, up to 32.
+    /// The messages of the error's causes, the nearest first, up to 32.
     pub fn causes(&self) -> Vec<String> {
         std::iter::successors(self.error.source(), |cause| (*cause).source())
             .take(MOST_CAUSES)
@@ -79,7 +79,7 @@ impl TaskError {
             .collect()
     }
 
-    /// The type of the error, where it is known: not of text, nor of what came already boxed.
+    /// The type of the error, if known: unknown for text and for errors that were already boxed.
     pub fn type_name(&self) -> Option<&'static str> {
         self.type_name
     }
@@ -125,7 +125,7 @@ impl fmt::Debug for TaskError {
     }
 }
 
-/// `None` for types that only wrap an error, or text, and so tell two failures apart in no way.
+/// `None` for text and for types that only wrap an error: their name does not tell two failures apart.
 fn informative_type_name<E>() -> Option<&'static str> {
     let name = std::any::type_name::<E>();
     let is_wrapper = name.starts_with("alloc::boxed::Box<dyn")

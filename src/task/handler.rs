@@ -6,10 +6,10 @@ use super::{Context, IntoOutcome, Outcome, TaskError};
 /// A running handler.
 pub type OutcomeFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// What runs a task: an async function of the payload, or of the payload and the [`Context`], that
-/// returns anything that is [`IntoOutcome`].
+/// Runs a task: an async function of the payload, or of the payload and the [`Context`], that returns an
+/// [`IntoOutcome`].
 ///
-/// Closures that capture what they need are handlers too. `Marker` tells the shapes apart for the
+/// Closures that capture values are handlers too. `Marker` distinguishes the shapes for the
 /// compiler; it is always inferred.
 ///
 /// ```
@@ -67,11 +67,11 @@ where
 #[derive(Debug, Clone, Copy)]
 pub struct Blocking<F>(F);
 
-/// Makes a handler of a plain function that computes or blocks: it runs on a thread of its own, off
+/// Makes a handler of a plain function that computes or blocks: it runs on its own thread, off
 /// the async ones.
 ///
 /// A thread cannot be interrupted. Past the hard limit the attempt has failed and may be repeated
-/// while the function still runs, so a long one should look at [`Context::is_cancelled`], which the
+/// while the function still runs, so a long one should check [`Context::is_cancelled`], which the
 /// soft limit sets.
 ///
 /// ```

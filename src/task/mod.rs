@@ -1,4 +1,4 @@
-//! What runs: tasks, their handlers, and what a handler may say about its end.
+//! Tasks, their handlers, and the outcomes that a handler can return.
 //!
 //! The payload type is the contract. A service that only publishes needs the type, a worker also
 //! needs the handler:
@@ -25,7 +25,7 @@
 //!
 //! # Without the macro
 //!
-//! `#[task]` writes down what can be written by hand: an implementation of [`Task`], and the
+//! `#[task]` generates code that you could write by hand: an implementation of [`Task`], and the
 //! registration of the handler with its [`TaskOptions`].
 //!
 //! ```
@@ -54,12 +54,12 @@
 //!
 //! # How handlers are found
 //!
-//! [`Registry::collected`] holds every `#[task]` handler of every crate that is linked into the
-//! program, with no list to keep. The collection is done by the [`inventory`] crate: each handler
-//! adds itself in a constructor that runs before `main`. That can lose handlers in these cases:
+//! [`Registry::collected`] has every `#[task]` handler of every crate that is linked into the
+//! program, without a list to maintain. The [`inventory`] crate collects them: each handler
+//! registers itself in a constructor that runs before `main`. Handlers can be missing in these cases:
 //!
 //! - **A crate that is never mentioned is not linked.** Naming it in `Cargo.toml` is not enough.
-//!   Where nothing of a crate is used but its handlers, write `use that_crate as _;`. This includes
+//!   If you use only the handlers of a crate, write `use that_crate as _;`. This includes
 //!   a file in `tests/` that checks the handlers of its own package.
 //! - **A Rust `staticlib` that a C program links** keeps only the object files that the program
 //!   refers to, unless the linker is told `--whole-archive` (or `-force_load`).
@@ -67,13 +67,13 @@
 //! - **The Cranelift backend on macOS** ran no constructors before `inventory`'s issue 82 was
 //!   resolved; keep that crate current.
 //!
-//! [`assert_every_task_is_mapped`] fails where no handler at
-//! all was found, and its strict form fails for any mapped task whose handler is missing. Where the
-//! collection cannot be relied upon, register by hand as above.
+//! [`assert_every_task_is_mapped`] fails if it finds no handler at
+//! all, and its strict form fails for any mapped task whose handler is missing. If you cannot rely on
+//! the collection, register by hand as above.
 //!
 //! # Two tasks of one name
 //!
-//! | what | is found by |
+//! | mistake | found by |
 //! |---|---|
 //! | one name given twice within a crate, by `#[task(name)]` or `#[derive(Task)]` | the compiler |
 //! | two names for one payload type | the compiler |
@@ -116,24 +116,24 @@ pub(crate) use middleware::{AddedMiddleware, Handling, MiddlewareChains};
 pub use middleware::{Attempt, Middleware, Next};
 pub use options::TaskOptions;
 pub use outcome::{IntoOutcome, Outcome};
-pub use publish::{Publish, PublishFuture, PublishRequest, Publishing, Receipt};
+pub use publish::{Publish, PublishBuilder, PublishFuture, PublishRequest, Receipt};
 pub use registry::{Registration, Registry};
 pub use retry::RetryPolicy;
 pub use sentinel::{
     Sentinel, SentinelReport, assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,
 };
 
-/// What `#[task]` expands to.
+/// Items that `#[task]` expands to.
 pub(crate) mod expansion {
     pub use super::handler::{SecondArgument, run, run_blocking};
     pub use super::registry::{Collected, registration};
 }
 
-/// A payload type: the contract between those who publish a task and those who run it.
+/// A payload type: the contract between the publishers of a task and its handler.
 ///
-/// The type has the name under which the task is mapped to a tier, and travels as JSON. It is
-/// implemented by `#[task(name = "…")]` on the handler, by `#[derive(Task)]` on the type where the
-/// contract lives in a crate of its own, or by hand:
+/// It has the name under which the map lists the task, and is sent as JSON. Implement it with
+/// `#[task(name = "…")]` on the handler, with `#[derive(Task)]` on the type if the
+/// contract has its own crate, or by hand:
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -158,9 +158,9 @@ pub trait Task: Payload {
     const NAME: &'static str;
 }
 
-/// What any payload is: a type that serde writes and reads, and that owns its values.
+/// A type that serde can serialize and deserialize, and that owns its values.
 ///
-/// Implemented for all such types; there is nothing to do.
+/// Implemented for all such types.
 pub trait Payload: Serialize + DeserializeOwned + Send + Sync + 'static {}
 
 impl<T: Serialize + DeserializeOwned + Send + Sync + 'static> Payload for T {}

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::RetryPolicy;
 
-/// How a task is retried and for how long it may run.
+/// The retries and limits of a task.
 ///
 /// ```
 /// use std::time::Duration;
@@ -14,12 +14,12 @@ use super::RetryPolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TaskOptions {
-    /// When and how often a failed attempt is repeated.
+    /// When and how often a failed attempt is retried.
     pub retry: RetryPolicy,
-    /// The hard limit: an attempt that runs longer is dropped and counts as failed. Default 6 min.
+    /// The hard limit: an attempt that exceeds it is dropped and counts as failed. Default 6 min.
     pub timeout: Duration,
-    /// The soft limit: the context is cancelled, and the handler has until the hard limit to end
-    /// well. `None`, the default, is five sixths of the hard limit.
+    /// The soft limit: it cancels the context, and the handler has until the hard limit to end
+    /// cleanly. `None`, the default, is five sixths of the hard limit.
     pub soft_timeout: Option<Duration>,
 }
 
@@ -54,7 +54,7 @@ impl TaskOptions {
         self
     }
 
-    /// Sets whether the delays are spread at random.
+    /// Sets whether delays have random jitter.
     #[must_use]
     pub const fn jitter(mut self, jitter: bool) -> Self {
         self.retry.jitter = jitter;
@@ -75,7 +75,7 @@ impl TaskOptions {
         self
     }
 
-    /// The soft limit that holds: the one set, or five sixths of the hard limit.
+    /// The soft limit in effect: the configured one, or five sixths of the hard limit.
     pub fn effective_soft_timeout(&self) -> Duration {
         self.soft_timeout.unwrap_or(self.timeout / 6 * 5)
     }

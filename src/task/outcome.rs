@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use super::TaskError;
 
-/// How an attempt ended. The set is closed: whatever a handler does comes down to one of these.
+/// How an attempt ended. The set is closed: every attempt ends in one of these.
 ///
-/// A handler that only succeeds or fails returns `Result<(), TaskError>`. One that has more to say
-/// returns `Result<Outcome, TaskError>`:
+/// A handler that only succeeds or fails returns `Result<(), TaskError>`. A handler that also snoozes or
+/// discards returns `Result<Outcome, TaskError>`:
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,35 +25,35 @@ use super::TaskError;
 pub enum Outcome {
     /// It succeeded.
     Done,
-    /// It failed, and runs again while its policy has retries left. What any error comes to unless
-    /// it is marked permanent.
+    /// It failed, and runs again while its policy has retries left. Every error becomes this unless
+    /// it is permanent.
     Retry(TaskError),
-    /// It could not run yet, and runs again after this time. Costs no attempt.
+    /// It could not run yet, and runs again after this time. This is not counted as an attempt.
     Snooze(Duration),
-    /// There is nothing to do any more. Counted and logged with the reason, not kept.
+    /// The task is no longer needed. It is counted and logged with the reason, not kept.
     Discard(String),
-    /// It failed, and another attempt would not help: a dead letter at once.
+    /// It failed, and another attempt would not help: it becomes a dead letter at once.
     Dead(TaskError),
 }
 
 impl Outcome {
-    /// There is nothing to do any more, for this reason.
+    /// Discards the task for this reason.
     pub fn discard(reason: impl Into<String>) -> Self {
         Self::Discard(reason.into())
     }
 
-    /// A dead letter at once, for this reason.
+    /// Dead-letters the task at once for this reason.
     pub fn dead(reason: impl Into<TaskError>) -> Self {
         Self::Dead(reason.into())
     }
 
-    /// Another attempt, if the policy has one left, for this reason.
+    /// Retries the task for this reason, if the policy has a retry left.
     pub fn retry(reason: impl Into<TaskError>) -> Self {
         Self::Retry(reason.into())
     }
 }
 
-/// What a handler may return: `()`, an [`Outcome`], or a `Result` of either with any error.
+/// The return types of handlers: `()`, an [`Outcome`], or a `Result` of either with any error.
 ///
 /// ```
 /// use tierline::{IntoOutcome, Outcome};
@@ -63,7 +63,7 @@ impl Outcome {
 /// ```
 #[diagnostic::on_unimplemented(
     message = "a task handler cannot return `{Self}`",
-    label = "not the end of a task",
+    label = "not an outcome of a task",
     note = "return `Result<(), TaskError>`, or `Result<Outcome, TaskError>` to snooze or discard"
 )]
 pub trait IntoOutcome {

@@ -8,48 +8,48 @@ use std::time::{Duration, SystemTime};
 use super::{IntoDuration, Task, TaskId};
 use crate::error::Error;
 
-/// A publish under way.
+/// The future of a publish.
 pub type PublishFuture<'a> = Pin<Box<dyn Future<Output = Result<Receipt, Error>> + Send + 'a>>;
 
-/// Something that tasks can be published to: the broker, or a recording in a test.
+/// A destination of tasks: the broker, or a recording in a test.
 pub trait Publish: Send + Sync + 'static {
     /// Publishes one task.
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_>;
 }
 
-/// What a publisher is asked to enqueue.
+/// A request to enqueue a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublishRequest {
-    /// The task's name; the map says to which tier it goes.
+    /// The task's name; the map gives its tier.
     pub task: String,
     /// The payload as JSON.
     pub payload: Vec<u8>,
-    /// The identifier that the caller gave. `None`: the publisher draws one.
+    /// The caller's id for the task. `None`: the publisher draws one.
     pub id: Option<TaskId>,
-    /// How long to hold the task back.
+    /// The delay of the task.
     pub delay: Option<Duration>,
-    /// The priority within the tier, higher is sooner. `None`: what the map says, which is 5 in a tier with
-    /// [priorities](crate::topology#priorities) unless the task has one of its own.
+    /// The priority within the tier, higher is sooner. `None`: the map's, which is 5 in a tier with
+    /// [priorities](crate::topology#priorities) unless the task has its own.
     pub priority: Option<u8>,
-    /// For how long, from now on, it is worth running.
+    /// The time from now on after which the task expires.
     pub expires: Option<Duration>,
     /// The caller's own headers.
     pub headers: BTreeMap<String, String>,
     /// The W3C trace context that the task continues.
     pub traceparent: Option<String>,
-    /// How long the publish may take. `None`: what the publisher takes for it.
+    /// How long the publish may take. `None`: the publisher's default.
     pub deadline: Option<Duration>,
-    /// Whether a duplicate is worse than an error: what may have been stored is not sent again.
+    /// Whether a duplicate is worse than an error: a message that may be stored is not sent again.
     pub once: bool,
 }
 
 impl PublishRequest {
-    /// A request without options for the task of this payload.
+    /// A request without options for this payload's task.
     ///
     /// # Errors
     ///
-    /// [`Error::PayloadNotEncodable`] where the payload has no JSON form.
+    /// [`Error::PayloadNotEncodable`] if the payload has no JSON form.
     pub fn new<T: Task>(payload: &T) -> Result<Self, Error> {
         let bytes = serde_json::to_vec(payload).map_err(|cause| Error::PayloadNotEncodable {
             task: T::NAME,
@@ -58,7 +58,7 @@ impl PublishRequest {
         Ok(Self::named(T::NAME, bytes))
     }
 
-    /// A request without options for a task by its name, for callers that have no type: gateways,
+    /// A request without options for a task by its name, for callers without its type: gateways,
     /// schedules. The payload is JSON.
     pub fn named(task: impl Into<String>, payload: Vec<u8>) -> Self {
         Self {
@@ -76,11 +76,11 @@ impl PublishRequest {
     }
 }
 
-/// Proof that a task was taken.
+/// Proof that the broker stored a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Receipt {
-    /// The task's identifier.
+    /// The task's id.
     pub id: TaskId,
     /// The tier it went to.
     pub tier: String,
@@ -89,7 +89,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// For publishers: the task of this identifier was confirmed in this tier, at this time.
+    /// For publishers: the task with this id was confirmed in this tier, at this time.
     pub fn new(id: TaskId, tier: impl Into<String>, confirmed_at: SystemTime) -> Self {
         Self {
             id,
@@ -99,7 +99,7 @@ impl Receipt {
     }
 }
 
-/// A publish with its options; nothing happens until it is awaited.
+/// A publish with its options. It does nothing until it is awaited.
 ///
 /// ```
 /// use tierline::{Context, Task, TaskError};
@@ -115,13 +115,13 @@ impl Receipt {
 /// }
 /// ```
 #[must_use = "nothing is published until this is awaited"]
-pub struct Publishing {
+pub struct PublishBuilder {
     publisher: Arc<dyn Publish>,
     request: Result<PublishRequest, Error>,
 }
 
-impl Publishing {
-    /// The publish of this payload through this publisher.
+impl PublishBuilder {
+    /// Publishes this payload through this publisher.
     pub fn new<T: Task>(publisher: Arc<dyn Publish>, payload: &T) -> Self {
         Self {
             publisher,
@@ -129,7 +129,7 @@ impl Publishing {
         }
     }
 
-    /// The publish of this request through this publisher.
+    /// Publishes this request through this publisher.
     pub(crate) fn of(publisher: Arc<dyn Publish>, request: PublishRequest) -> Self {
         Self {
             publisher,
@@ -137,40 +137,40 @@ impl Publishing {
         }
     }
 
-    /// Lets the publish take this long at most, in place of five seconds.
+    /// Sets the longest time that the publish may take. Default: five seconds.
     pub fn deadline(self, deadline: impl IntoDuration) -> Self {
         self.with_duration(deadline, |request, deadline| {
             request.deadline = Some(deadline)
         })
     }
 
-    /// Never sends again what may have been stored: where a duplicate is worse than an error.
+    /// Never sends a message again that may be stored: for tasks whose duplicate is worse than an error.
     pub fn once(self) -> Self {
         self.with(|request| request.once = true)
     }
 
-    /// Holds the task back for this time.
+    /// Delays the task by this time.
     pub fn delay(self, delay: impl IntoDuration) -> Self {
         self.with_duration(delay, |request, delay| request.delay = Some(delay))
     }
 
-    /// Skips the task where it has not started after this time.
+    /// Skips the task if it has not started after this time.
     pub fn expires(self, expires: impl IntoDuration) -> Self {
         self.with_duration(expires, |request, expires| request.expires = Some(expires))
     }
 
-    /// Sets the priority within the tier, in place of what the map says. Higher is sooner. A classic tier has 0 to
-    /// 10 unless the map says otherwise, a quorum tier none: see [priorities](crate::topology#priorities).
+    /// Sets the priority within the tier, in place of the map's. Higher is sooner. By default a classic tier has 0 to
+    /// 10 and a quorum tier none: see [priorities](crate::topology#priorities).
     pub fn priority(self, priority: u8) -> Self {
         self.with(|request| request.priority = Some(priority))
     }
 
-    /// Gives the task this identifier, in place of one drawn at random.
+    /// Gives the task this id, in place of a random one.
     pub fn id(self, id: impl Into<TaskId>) -> Self {
         self.with(|request| request.id = Some(id.into()))
     }
 
-    /// Adds a header of the caller's own.
+    /// Adds one of the caller's own headers.
     pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|request| {
             request.headers.insert(name.into(), value.into());
@@ -188,7 +188,7 @@ impl Publishing {
         self
     }
 
-    /// A duration that cannot be read is told where the caller awaits, like any other failure.
+    /// An invalid duration is reported when the caller awaits, like any other failure.
     fn with_duration(
         mut self,
         duration: impl IntoDuration,
@@ -204,7 +204,7 @@ impl Publishing {
     }
 }
 
-impl IntoFuture for Publishing {
+impl IntoFuture for PublishBuilder {
     type Output = Result<Receipt, Error>;
     type IntoFuture = PublishFuture<'static>;
 
@@ -213,10 +213,10 @@ impl IntoFuture for Publishing {
     }
 }
 
-impl fmt::Debug for Publishing {
+impl fmt::Debug for PublishBuilder {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
-            .debug_struct("Publishing")
+            .debug_struct("PublishBuilder")
             .field("request", &self.request)
             .finish_non_exhaustive()
     }

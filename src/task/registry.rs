@@ -44,7 +44,7 @@ impl Registry {
 
     /// A registry with every `#[task]` handler of every crate linked into this program.
     ///
-    /// The [module's documentation](super#how-handlers-are-found) says what is linked.
+    /// The [module's documentation](super#how-handlers-are-found) explains which crates are linked.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateHandler`] where the task has a handler already.
+    /// [`Error::DuplicateHandler`] if the task already has a handler.
     #[track_caller]
     pub fn register<T: Task, Marker>(
         &mut self,
@@ -74,8 +74,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateHandler`] where the task has a handler already, and
-    /// [`Error::SoftTimeoutTooLong`] where the soft limit is not below the hard one.
+    /// [`Error::DuplicateHandler`] if the task already has a handler, and
+    /// [`Error::SoftTimeoutTooLong`] if the soft limit is not below the hard one.
     #[track_caller]
     pub fn register_with<T: Task, Marker>(
         &mut self,
@@ -120,7 +120,7 @@ impl Registry {
     }
 }
 
-/// A handler in the registry, its types erased.
+/// A handler in the registry, with its types erased.
 pub struct Registration {
     name: &'static str,
     options: TaskOptions,
@@ -158,21 +158,21 @@ impl Registration {
         self.name
     }
 
-    /// How the task is retried and for how long it may run.
+    /// The retries and limits of the task.
     pub fn options(&self) -> &TaskOptions {
         &self.options
     }
 
-    /// The file and line of the handler, or where it was registered by hand.
+    /// The file and line of the handler, or of its registration by hand.
     pub fn place(&self) -> &'static Location<'static> {
         self.place
     }
 
-    /// Decodes the payload and starts the handler, without limits: those are the executor's.
+    /// Decodes the payload and starts the handler, without limits: the executor applies those.
     ///
     /// # Errors
     ///
-    /// Where the payload is not what the task's type reads.
+    /// If the task's type cannot deserialize the payload.
     pub fn call(
         &self,
         payload: &[u8],
@@ -197,7 +197,7 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// A handler that `#[task]` submits; the registration is made when it is asked for.
+/// A handler that `#[task]` submits; the registration is created on demand.
 #[derive(Debug)]
 pub struct Collected(pub fn() -> Registration);
 

@@ -22,8 +22,8 @@ pub struct RetryPolicy {
     pub backoff: Duration,
     /// No delay is longer than this. Default 10 min.
     pub backoff_max: Duration,
-    /// Whether a delay is drawn from its upper half, so that tasks that failed together do not come
-    /// back together. Default true.
+    /// Whether a delay is drawn from its upper half, so that tasks that failed together do not retry
+    /// together. Default true.
     pub jitter: bool,
 }
 
@@ -36,7 +36,7 @@ impl RetryPolicy {
         jitter: true,
     };
 
-    /// How long to wait after the attempt of this number (1 is the first) has failed. `None` where
+    /// The delay after the attempt of this number (1 is the first) has failed. `None` if
     /// no retry is left.
     ///
     /// `random` is any number, drawn anew for each call; without jitter it has no effect.
@@ -53,8 +53,8 @@ impl RetryPolicy {
     }
 
     fn doubled(&self, times: u32) -> Duration {
-        // From the 33rd retry on the delay stays what it is: 2^32 times any backoff that makes sense
-        // is far above any cap.
+        // From the 33rd retry on the delay no longer grows: 2^32 times any sensible backoff is far above any
+        // cap.
         let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);
         self.backoff.saturating_mul(factor).min(self.backoff_max)
     }
@@ -66,7 +66,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Half of the delay is kept, so that a struggling service is never asked again at once.
+/// At least half of the delay remains, so that a struggling service is never called again at once.
 fn upper_half(delay: Duration, random: u32) -> Duration {
     let half = delay / 2;
     let share = u128::from(random) * half.as_nanos() / u128::from(u32::MAX);

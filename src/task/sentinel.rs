@@ -20,21 +20,21 @@ use crate::topology::Topology;
 /// ```
 ///
 /// The path is relative to the package, where `cargo test` runs its tests. In a file of the `tests`
-/// folder, mention the crate whose handlers are meant, or it is not linked: `use my_app as _;`.
+/// folder, name the crate of the handlers, or it is not linked: `use my_app as _;`.
 ///
 /// A mapped task that has no handler here is printed as a warning, since another program may serve
 /// it; [`assert_every_task_is_mapped_strictly`] fails for it.
 ///
 /// # Panics
 ///
-/// Where a task is not mapped (with the place of its handler and the line to add to the map), a task
+/// If a task is not mapped (with the place of its handler and the line to add to the map), a task
 /// has two handlers, no handler at all is linked, or the map is not valid.
 #[track_caller]
 pub fn assert_every_task_is_mapped(topology: impl AsRef<Path>) {
     let report = check_file(topology.as_ref());
     assert!(report.passes(), "{report}");
     if !report.passes_strictly() {
-        // Not `eprintln!`: what that prints in a test that passes is shown to nobody.
+        // Not `eprintln!`: the test harness hides its output in a test that passes.
         let _ = write!(std::io::stderr(), "{report}");
     }
 }
@@ -44,7 +44,7 @@ pub fn assert_every_task_is_mapped(topology: impl AsRef<Path>) {
 ///
 /// # Panics
 ///
-/// As [`assert_every_task_is_mapped`], and where a mapped task has no handler.
+/// As [`assert_every_task_is_mapped`], and if a mapped task has no handler.
 #[track_caller]
 pub fn assert_every_task_is_mapped_strictly(topology: impl AsRef<Path>) {
     let report = check_file(topology.as_ref());
@@ -56,14 +56,14 @@ fn check_file(path: &Path) -> SentinelReport {
     match Topology::load(path) {
         Ok(topology) => Sentinel::collected().check(&topology),
         Err(error) => panic!(
-            "cannot check that every task is mapped: {error}\n(the map is {}, seen from {})",
+            "cannot check that every task is mapped: {error}\n(the map is {}, relative to {})",
             path.display(),
             std::env::current_dir().unwrap_or_default().display(),
         ),
     }
 }
 
-/// Compares handlers with a map; behind [`assert_every_task_is_mapped`], for those who register by
+/// Compares handlers with a map. It is behind [`assert_every_task_is_mapped`]; use it if you register by
 /// hand or want the report itself.
 ///
 /// ```
@@ -118,7 +118,7 @@ impl Sentinel {
         Self { handlers: by_name }
     }
 
-    /// What the map lacks, and what it has too much.
+    /// Lists tasks that the map lacks, and names in it that have no handler.
     pub fn check(&self, topology: &Topology) -> SentinelReport {
         let is_mapped = |name: &str| topology.task(name).is_some();
         SentinelReport {
@@ -156,7 +156,7 @@ fn mapped_names(topology: &Topology) -> impl Iterator<Item = &str> {
     topology.tasks().iter().map(|task| task.name.as_str())
 }
 
-/// What [`Sentinel::check`] found. Its `Display` is the message that a developer reads.
+/// The result of [`Sentinel::check`]. Its `Display` is the message for developers.
 #[derive(Debug, Clone)]
 pub struct SentinelReport {
     handlers: usize,
@@ -255,7 +255,7 @@ impl fmt::Display for SentinelReport {
     }
 }
 
-/// A name as a key that TOML reads; the escapes of Rust's own `Debug` are not all known to it.
+/// Formats a name as a TOML key. TOML does not know all escapes of Rust's `Debug`.
 fn toml_key(name: &str) -> String {
     let mut key = String::from('"');
     for character in name.chars() {

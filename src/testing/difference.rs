@@ -1,10 +1,10 @@
-//! How two JSON values differ, in words.
+//! The difference of two JSON values, as text.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// A line for every place in which the values differ; none if they are equal.
+/// A line for every path at which the values differ; none if they are equal.
 pub(super) fn differences(expected: &Value, published: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     compare("", Some(expected), Some(published), &mut lines);

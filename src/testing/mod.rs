@@ -1,5 +1,5 @@
-//! Helpers for the tests of an application: run a handler as production would, see how it ended and
-//! what it published. No broker is needed.
+//! Helpers for the tests of an application: run a handler as a worker would, check how it ended and which
+//! tasks it published. No broker is needed.
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
@@ -34,10 +34,10 @@
 //! # }
 //! ```
 //!
-//! Limits hold as in production. Tests that wait for one should pause tokio's clock, so that they do
-//! not wait in truth; only for a `blocking` handler must it run, because tokio's paused clock stands
-//! still while a blocking thread works. A handler that never yields cannot be stopped by a limit, in
-//! a test as little as in production.
+//! Limits apply as in production. A test that waits for one should pause tokio's clock, so that the wait
+//! takes no time. Do not pause it for a `blocking` handler: tokio's paused clock does not advance
+//! while a blocking thread works. As in production, a limit cannot stop a handler that never
+//! yields.
 
 mod difference;
 mod recording;
@@ -59,16 +59,16 @@ pub use recording::{Published, RecordingPublisher};
 use timeline::{Timeline, later};
 
 /// How many runs [`Tester::drain`] and [`Tester::run_to_end`] do before they give up, unless
-/// [`TesterBuilder::most_runs`] says otherwise.
+/// [`TesterBuilder::most_runs`] sets another number.
 pub const MOST_RUNS: usize = 1_000;
 
-/// Runs handlers as a worker would, and records what they publish.
+/// Runs handlers as a worker would, and records the tasks that they publish.
 #[derive(Debug)]
 pub struct Tester {
     executor: Executor,
     publisher: Arc<RecordingPublisher>,
     timeline: Arc<Timeline>,
-    /// The shutdown of the process that handlers run in now.
+    /// The shutdown signal of the simulated process.
     shutdown: Mutex<Cancellation>,
     most_runs: usize,
 }
@@ -92,7 +92,7 @@ impl Tester {
         TesterBuilder::default()
     }
 
-    /// Runs one attempt of the task: its first, in the tier that the map says.
+    /// Runs one attempt of the task: its first, in the tier of the map.
     ///
     /// # Panics
     ///
@@ -104,15 +104,15 @@ impl Tester {
         self.run_message(message)
     }
 
-    /// Runs one attempt of a message, which may be anything that could come from a queue.
+    /// Runs one attempt of a message, which may be any message that a queue could deliver.
     pub async fn run_message(&self, message: Message) -> Run {
         let executor = self.executor_now();
         let verdict = executor.execute(&message, &Cancellation::new()).await;
         Run { message, verdict }
     }
 
-    /// Begins a shutdown, as a deploy does: what runs now learns of it by
-    /// [`Context::shutdown_started`], and is neither cancelled nor dropped. What runs later runs in the
+    /// Begins a shutdown, as a deploy does. Running handlers see it through
+    /// [`Context::shutdown_started`], and are neither cancelled nor dropped. Later runs belong to the
     /// next process, which is not shutting down.
     ///
     /// ```
@@ -144,19 +144,19 @@ impl Tester {
         std::mem::take(&mut *shutdown).cancel();
     }
 
-    /// The executor of the process that runs handlers now.
+    /// The executor of the simulated process.
     fn executor_now(&self) -> Executor {
         let shutdown = self.shutdown.lock().unwrap_or_else(PoisonError::into_inner);
         self.executor.clone().shutdown_signal(shutdown.clone())
     }
 
-    /// Runs the task until it is settled, retries and snoozes included, and tells every attempt.
+    /// Runs the task until it is settled, including retries and snoozes, and returns every attempt.
     ///
-    /// The time between two attempts is not waited for; expiry sees it as passed.
+    /// It does not wait between two attempts; for expiry that time counts as passed.
     ///
     /// # Errors
     ///
-    /// [`Endless`] where it is not settled after [`MOST_RUNS`] runs, or as many as the builder was told.
+    /// [`Endless`] if it is not settled after [`MOST_RUNS`] runs, or the builder's number.
     ///
     /// # Panics
     ///
@@ -171,14 +171,14 @@ impl Tester {
         self.run_all(vec![(due, message)], Vec::new)
     }
 
-    /// Runs what was published, and what that published in turn, until nothing is left.
+    /// Runs all published tasks, and those that they publish in turn, until none is left.
     ///
     /// Delayed tasks, retries and snoozes run in the order in which they fall due, without waiting.
-    /// Nothing that was published is forgotten: [`published`](Self::published) still has it.
+    /// [`published`](Self::published) keeps everything.
     ///
     /// # Errors
     ///
-    /// [`Endless`] where there is more to do after [`MOST_RUNS`] runs, or as many as the builder was told.
+    /// [`Endless`] if there is more to do after [`MOST_RUNS`] runs, or the builder's number.
     pub async fn drain(&self) -> Result<Vec<Run>, Endless> {
         self.run_all(self.publisher.take_new(), || self.publisher.take_new())
             .await
@@ -213,12 +213,12 @@ impl Tester {
         Ok(runs)
     }
 
-    /// The message that publishing this payload would enqueue; change it to test what a worker makes
-    /// of another attempt, an expiry that has passed, or a payload that does not decode.
+    /// The message that publishing this payload would enqueue. Change it to test another attempt, a past
+    /// expiry, or a payload that does not decode.
     ///
     /// # Panics
     ///
-    /// Where the payload has no JSON form, or the tester has a map without this task.
+    /// If the payload has no JSON form, or the tester has a map without this task.
     #[track_caller]
     pub fn message<T: Task>(&self, payload: &T) -> Message {
         match PublishRequest::new(payload).and_then(|request| self.publisher.message(request)) {
@@ -227,11 +227,11 @@ impl Tester {
         }
     }
 
-    /// A context as the handler of this message would be given it, to call the function itself.
+    /// The context that the handler of this message would get, to call the function directly.
     ///
     /// # Panics
     ///
-    /// Where the task has no handler.
+    /// If the task has no handler.
     #[track_caller]
     pub fn context(&self, message: &Message) -> Context {
         match self.executor_now().context_for(message) {
@@ -248,11 +248,11 @@ impl Tester {
         self.publisher.published()
     }
 
-    /// Fails unless a task with this payload was published, and says how the closest one differs.
+    /// Fails unless a task with this payload was published, and shows how the closest one differs.
     ///
     /// # Panics
     ///
-    /// Where no such task was published.
+    /// If no such task was published.
     #[track_caller]
     pub fn assert_published<T: Task>(&self, expected: &T) {
         self.publisher.assert_published(expected);
@@ -262,7 +262,7 @@ impl Tester {
     ///
     /// # Panics
     ///
-    /// Where something was published.
+    /// If a task was published.
     #[track_caller]
     pub fn assert_nothing_published(&self) {
         self.publisher.assert_nothing_published();
@@ -273,7 +273,7 @@ fn earliest(waiting: &[(SystemTime, Message)]) -> Option<usize> {
     (0..waiting.len()).min_by_key(|&index| waiting[index].0)
 }
 
-/// Makes a [`Tester`].
+/// Builds a [`Tester`].
 #[derive(Debug, Default)]
 pub struct TesterBuilder {
     registry: Option<Registry>,
@@ -284,7 +284,7 @@ pub struct TesterBuilder {
 }
 
 impl TesterBuilder {
-    /// Takes these handlers. Default: every `#[task]` handler of the program.
+    /// Uses these handlers. Default: every `#[task]` handler of the program.
     #[must_use]
     pub fn registry(self, registry: Registry) -> Self {
         Self {
@@ -293,7 +293,7 @@ impl TesterBuilder {
         }
     }
 
-    /// Takes tiers and priorities from this map, and refuses to publish what is not in it. Default:
+    /// Uses the tiers and priorities of this map, and refuses to publish tasks that are not in it. Default:
     /// every task is in the tier `test`.
     #[must_use]
     pub fn topology(self, topology: Topology) -> Self {
@@ -348,11 +348,11 @@ impl TesterBuilder {
         }
     }
 
-    /// The tester.
+    /// Builds the tester.
     ///
     /// # Panics
     ///
-    /// Where two handlers of the program are for one task, or a middleware is for a group that the map does not
+    /// If two handlers of the program are for one task, or a middleware is for a group that the map does not
     /// have, or for a task that neither the map nor the handlers have.
     #[track_caller]
     pub fn build(self) -> Tester {
@@ -375,7 +375,7 @@ impl TesterBuilder {
         let executor = Executor::new(Arc::new(registry), Arc::new(self.data), publisher.clone())
             .middleware(middleware)
             .clock(move || clock.now())
-            // Jitter only shortens a delay, and this number does so by nothing: delays are exact.
+            // Jitter only shortens a delay, and this number shortens it by nothing: delays are exact.
             .random(|| u32::MAX);
         Tester {
             executor,
@@ -391,14 +391,14 @@ impl TesterBuilder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
-    /// What was run.
+    /// The message that ran.
     pub message: Message,
     /// How it ended.
     pub verdict: Verdict,
 }
 
-/// More was left to do after all the runs that were allowed: tasks that publish each other, or a
-/// snooze without an end.
+/// The allowed number of runs did not suffice: tasks publish each other, or one snoozes for
+/// ever.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endless {
     runs: usize,

@@ -13,15 +13,15 @@ use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
 use crate::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
 use crate::{Error, Topology};
 
-/// A publisher that keeps what it is given.
+/// A publisher that records requests.
 ///
-/// A [`Tester`](super::Tester) has one of its own; this is for testing code that publishes without
-/// being a handler.
+/// A [`Tester`](super::Tester) has its own; this one is for testing code that publishes outside of
+/// handlers.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use tierline::Task;
-/// use tierline::task::Publishing;
+/// use tierline::task::PublishBuilder;
 /// use tierline::testing::RecordingPublisher;
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct Greet { name: String }
@@ -29,7 +29,7 @@ use crate::{Error, Topology};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tierline::Error> {
 /// let publisher = Arc::new(RecordingPublisher::new());
-/// Publishing::new(publisher.clone(), &Greet { name: "Ada".into() }).delay("10m").await?;
+/// PublishBuilder::new(publisher.clone(), &Greet { name: "Ada".into() }).delay("10m").await?;
 /// publisher.assert_published(&Greet { name: "Ada".into() });
 /// # Ok(())
 /// # }
@@ -53,7 +53,7 @@ impl RecordingPublisher {
         Self::default()
     }
 
-    /// With a map, which refuses what is not in it.
+    /// With a map: refuses tasks that are not in it.
     pub fn with_topology(topology: Topology) -> Self {
         Self {
             topology: Some(topology),
@@ -74,15 +74,15 @@ impl RecordingPublisher {
         self.record().published.clone()
     }
 
-    /// Fails unless a task with this payload was published, and says how the closest one differs.
+    /// Fails unless a task with this payload was published, and shows how the closest one differs.
     ///
     /// # Panics
     ///
-    /// Where no such task was published.
+    /// If no such task was published.
     #[track_caller]
     pub fn assert_published<T: Task>(&self, expected: &T) {
-        // By way of text, as what was published: a value made directly keeps other digits of an
-        // `f32`, and has no room for an `u128`.
+        // Through text, like the published payload: a value made directly keeps other digits of an
+        // `f32`, and cannot hold an `u128`.
         let expected = match PublishRequest::new(expected) {
             Ok(request) => json(&request.payload),
             Err(error) => panic!("{error}"),
@@ -115,18 +115,18 @@ impl RecordingPublisher {
     ///
     /// # Panics
     ///
-    /// Where something was published.
+    /// If a task was published.
     #[track_caller]
     pub fn assert_nothing_published(&self) {
         let published = self.published();
         assert!(
             published.is_empty(),
-            "expected that nothing is published\n{}",
+            "expected no published task\n{}",
             Summary(&published)
         );
     }
 
-    /// What was published since the last call, with the time at which it is due.
+    /// The tasks that were published since the last call, with their due times.
     pub(super) fn take_new(&self) -> Vec<(SystemTime, Message)> {
         let mut record = self.record();
         let new = record.published[record.taken..]
@@ -143,7 +143,7 @@ impl RecordingPublisher {
         new
     }
 
-    /// What the request becomes when it is enqueued.
+    /// The message that the request becomes.
     pub(super) fn message(&self, request: PublishRequest) -> Result<Message, Error> {
         let Some(topology) = &self.topology else {
             return Ok(Message::first(request, "test", 5, self.timeline.now()));
@@ -180,9 +180,9 @@ impl Publish for RecordingPublisher {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// What was enqueued.
+    /// The message that was enqueued.
     pub message: Message,
-    /// For how long it is held back.
+    /// Its delay.
     pub delay: Option<Duration>,
 }
 
@@ -203,7 +203,7 @@ fn json(payload: &[u8]) -> Value {
         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
 }
 
-/// How many of which task were published.
+/// How many of each task were published.
 struct Summary<'a>(&'a [Published]);
 
 impl fmt::Display for Summary<'_> {

@@ -1,7 +1,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// The system's time, and what a test has skipped of it.
+/// The system's time plus the time that a test has skipped.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
     skipped: Mutex<Duration>,
@@ -13,7 +13,7 @@ impl Timeline {
         SystemTime::now() + skipped
     }
 
-    /// Skips the time until `due`, if it has not come yet.
+    /// Skips the time until `due`, if that is in the future.
     pub(super) fn advance_to(&self, due: SystemTime) {
         if let Ok(missing) = due.duration_since(self.now()) {
             *self.skipped.lock().unwrap_or_else(PoisonError::into_inner) += missing;
@@ -21,7 +21,7 @@ impl Timeline {
     }
 }
 
-/// A delay that no clock can hold is one that never ends; a century stands for it.
+/// A delay that no clock can hold is replaced by a century.
 pub(super) fn later(now: SystemTime, delay: Duration) -> SystemTime {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now + delay.min(CENTURY)

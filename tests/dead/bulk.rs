@@ -60,10 +60,7 @@ async fn all_of_a_filter_go_back_and_their_progress_is_told() {
         (operation.total, operation.done, operation.refused),
         (31, 30, 1)
     );
-    assert!(
-        operation.note.contains("map does not have"),
-        "{operation:?}"
-    );
+    assert!(operation.note.contains("map has no tier"), "{operation:?}");
     assert_eq!(seen.load(Ordering::Relaxed), 30);
     assert_eq!(shop.depth("shop.normal").await, 30);
     assert_eq!(letters.operations(5).await.unwrap(), [operation]);
@@ -275,7 +272,10 @@ async fn a_canary_that_dies_keeps_the_rest_where_it_is() {
         (operation.state, operation.done),
         (OperationState::Stopped, 5)
     );
-    assert!(operation.note.contains("the canary died"), "{operation:?}");
+    assert!(
+        operation.note.contains("the canary failed"),
+        "{operation:?}"
+    );
     let dead = Filter::default().state(State::Dead);
     assert_eq!(shop.letters.count(&dead).await.unwrap(), 25);
 }
@@ -290,7 +290,7 @@ async fn a_canary_of_which_nothing_is_heard_keeps_the_rest_where_it_is() {
         (operation.state, operation.done),
         (OperationState::Stopped, 2)
     );
-    assert!(operation.note.contains("says nothing"), "{operation:?}");
+    assert!(operation.note.contains("inconclusive"), "{operation:?}");
 }
 
 #[tokio::test]

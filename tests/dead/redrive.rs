@@ -72,7 +72,7 @@ async fn a_redriven_task_that_fails_again_is_a_new_death_linked_to_the_first() {
     assert_eq!(row.summary.outcome, Some(RedriveOutcome::Dead));
     assert_eq!(row.died_again_as, [second.id]);
     let error = shop.letters.redrive(first).await.unwrap_err();
-    assert!(error.to_string().contains("redriven already"), "{error}");
+    assert!(error.to_string().contains("already redriven"), "{error}");
     shop.letters.redrive(second.id).await.unwrap();
     assert_eq!(shop.take("shop.normal", 1).await[0].life, 2);
     collecting.stop().await;

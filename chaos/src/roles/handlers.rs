@@ -1,4 +1,4 @@
-//! What the workers run. Each handler writes down what it did before it says so.
+//! The handlers. Each records its work in the ledger before it returns.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn work(cx: Context, milliseconds: u64) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Publishes a task of its own. Run twice, it gives it the same name.
+/// Publishes a child task, with the same id in every run.
 async fn bear(cx: Context) -> Result<(), TaskError> {
     let (sent, id) = (now(), format!("{}.child", cx.id()));
     let receipt = cx.publish(Child {}).id(id.as_str()).await?;
@@ -72,5 +72,5 @@ async fn fail_first(cx: Context) -> Result<(), TaskError> {
 
 async fn fail(cx: Context) -> Result<(), TaskError> {
     cx.data::<Ledger>().note(cx.id(), Fact::Failed)?;
-    Err("it was told to fail".into())
+    Err("it fails on purpose".into())
 }

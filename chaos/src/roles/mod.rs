@@ -1,4 +1,4 @@
-//! The system under attack: its map, its tasks, and the processes that play a part in it.
+//! The system under test: its map, its tasks, and its processes.
 
 mod handlers;
 mod producer;
@@ -54,41 +54,41 @@ const MAP: &str = r#"
     expires = "20s"
 "#;
 
-/// What is played by a process of its own.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
-    /// Publishes, and writes down what was confirmed.
+    /// Publishes, and records confirms.
     Producer,
-    /// Works, and writes down what it did.
+    /// Runs tasks, and records their ends.
     Worker,
-    /// Works, and collects dead letters beside it.
+    /// Runs tasks, and also collects dead letters.
     CollectingWorker,
     /// Collects dead letters into Postgres.
     Collector,
-    /// Publishes what is due.
+    /// Publishes due runs.
     Scheduler,
 }
 
-/// What a process is told.
+/// The arguments of a process.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Part {
     /// The role.
     pub(crate) role: Role,
-    /// The way to each node.
+    /// The address of each node.
     #[arg(long)]
     pub(crate) amqp: Vec<String>,
-    /// The way to the database.
+    /// The address of the database.
     #[arg(long)]
     pub(crate) postgres: String,
-    /// The file to write to.
+    /// The ledger file.
     #[arg(long)]
     pub(crate) ledger: PathBuf,
-    /// How many tasks a second are published.
+    /// How many tasks a second the producer publishes.
     #[arg(long, default_value_t = 100)]
     pub(crate) rate: u64,
 }
 
-/// Plays a part until the process is asked to end.
+/// Plays a role until the process receives a shutdown signal.
 pub(crate) async fn play(part: Part) -> Result<()> {
     let builder = || -> Result<Builder> {
         let builder = Tierline::builder(Topology::parse(MAP)?);
@@ -132,8 +132,8 @@ pub(crate) async fn play(part: Part) -> Result<()> {
     }
 }
 
-/// Observers have nobody to tell of a ledger that cannot be written: without it a run is worth
-/// nothing, so the process ends.
+/// If the ledger cannot be written, the process ends: a run without it proves nothing, and an observer
+/// cannot return an error.
 fn note(ledger: &Ledger, id: impl ToString, fact: Fact) {
     if let Err(error) = ledger.note(id, fact) {
         eprintln!("the ledger cannot be written: {error}");
@@ -152,7 +152,7 @@ fn note_expired(ledger: &Ledger, event: &Event<'_>) {
 fn note_scheduled(ledger: &Ledger, event: &Event<'_>) {
     match event {
         Event::SchedulePublished { id, due, .. } => {
-            // When it was sent is not told; not before it was due.
+            // The event does not say when it was sent: not before it was due.
             let (tier, sent) = ("normal".to_owned(), millis(*due));
             note(ledger, id, Fact::Confirmed { tier, sent });
         }
@@ -160,11 +160,11 @@ fn note_scheduled(ledger: &Ledger, event: &Event<'_>) {
     }
 }
 
-/// Completes when this process is asked to end.
+/// Completes when this process receives a shutdown signal.
 async fn terminated() {
     match signal(SignalKind::terminate()) {
         Ok(mut terminate) => drop(terminate.recv().await),
-        Err(error) => eprintln!("SIGTERM cannot be heard: {error}"),
+        Err(error) => eprintln!("cannot handle SIGTERM: {error}"),
     }
 }
 

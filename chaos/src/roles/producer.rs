@@ -12,18 +12,18 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::ledger::{Fact, Ledger, now};
 
-/// How many publishes are under way at once.
+/// How many publishes are in flight at once.
 const LOOPS: u64 = 8;
 
-/// What is published, in turn. One in eleven fails for good.
+/// The tasks, in turn. One in eleven fails for good.
 const TASKS: [&str; 11] = [
     "urgent", "usual", "urgent", "usual", "flaky", "slow", "usual", "urgent", "doomed", "parent",
     "usual",
 ];
-/// One in so many is held back for a second.
+/// One in this many is delayed by a second.
 const DELAYED: u64 = 7;
 
-/// A producer at work: what its loops share.
+/// The state that the producer's loops share.
 struct Producer {
     publisher: Arc<dyn Publish>,
     ledger: Ledger,
@@ -47,7 +47,7 @@ pub(super) async fn publish(
         let producer = Arc::clone(&producer);
         loops.spawn(async move { producer.publish_for_ever(pause).await });
     }
-    // What is under way then may be confirmed or not; nobody is told that it is.
+    // Publishes in flight then may be confirmed or not; the ledger has no confirm.
     tokio::select! {
         ended = loops.join_next() => ended.context("no loops")??,
         () = ended => Ok(()),
@@ -57,7 +57,7 @@ pub(super) async fn publish(
 impl Producer {
     async fn publish_for_ever(&self, pause: Duration) -> Result<()> {
         let mut ticks = interval(pause);
-        // After a standstill the stream goes on as before: a flood would hide how it recovers.
+        // After a standstill the stream continues at its rate: a flood would hide the recovery.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -67,7 +67,7 @@ impl Producer {
     }
 
     async fn publish(&self, number: u64) -> Result<()> {
-        // Unlike any life before: the same number in another process is another task.
+        // With the process id: the same number in another process is another task.
         let id = format!("producer.{}.{number}", std::process::id());
         let task = TASKS[(number % TASKS.len() as u64) as usize];
         let mut request = PublishRequest::named(task, b"{}".to_vec());

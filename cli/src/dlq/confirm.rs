@@ -1,21 +1,17 @@
-//! Asking before many rows change, and showing how far it is.
+//! Asks for confirmation before many rows change, and shows progress.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
 use crate::arguments::Operator;
 use crate::output::{self, Failure};
 
-/// Asks whether so many rows should change, unless that was said already.
+/// Asks whether this many rows should change, unless --yes is given.
 pub(crate) fn confirm(operator: &Operator, what: &str, count: u64) -> Result<(), Failure> {
     if operator.yes || count == 0 {
         return Ok(());
     }
     let letters = output::count(count, "dead letter");
-    let missing = || {
-        Failure::Misused(format!(
-            "this would {what} {letters}; say --yes if that is meant"
-        ))
-    };
+    let missing = || Failure::Misused(format!("this would {what} {letters}; confirm with --yes"));
     if !stdin().is_terminal() {
         return Err(missing());
     }
@@ -27,7 +23,7 @@ pub(crate) fn confirm(operator: &Operator, what: &str, count: u64) -> Result<(),
     }
 }
 
-/// A bar that grows, where somebody looks at it.
+/// A progress bar on a terminal.
 pub(crate) struct Bar {
     total: u64,
     is_shown: bool,
@@ -49,7 +45,7 @@ impl Bar {
         let filled = (done * WIDTH / self.total.max(1)).min(WIDTH);
         let bar = "#".repeat(filled as usize) + &"-".repeat((WIDTH - filled) as usize);
         let end = if done >= self.total { "\n" } else { "" };
-        // Somebody who cannot see it misses nothing else.
+        // Progress is optional output, so a failed write is ignored.
         let _ = write!(stderr(), "\r[{bar}] {done}/{}{end}", self.total);
         let _ = stderr().flush();
     }

@@ -34,7 +34,7 @@ pub(crate) async fn run(command: Dlq) -> Result<Output, Failure> {
     }
 }
 
-/// What only reads.
+/// The subcommands that only read.
 async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Failure> {
     let letters = DeadLetters::without_broker(topology, Database::new(url)?);
     match command {
@@ -93,7 +93,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
         return Err(Failure::Misused("not a redrive".to_owned()));
     };
     let canary_wait = canary_wait.as_str().into_duration()?;
-    // A command must not change the broker: whoever deploys does.
+    // Deployments change the broker; a command does not.
     let connecting = Tierline::builder(topology)
         .amqp(broker.amqp.expose())
         .postgres(url)
@@ -176,7 +176,7 @@ async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, F
     }
 }
 
-/// How many a filter means that are dead.
+/// How many dead rows a filter selects.
 async fn count(letters: &DeadLetters, filter: &Filter) -> Result<u64, Error> {
     let state = filter.state.unwrap_or(tierline::dead::State::Dead);
     letters.count(&filter.clone().state(state)).await
@@ -191,7 +191,7 @@ fn ended(operation: &Operation) -> Output {
 }
 
 impl arguments::Filter {
-    /// Reads it, and refuses a tier that nobody knows: it would mean nothing, in silence.
+    /// Reads the filter, and refuses an unknown tier, which would select nothing without an error.
     async fn check(self, letters: &DeadLetters) -> Result<Filter, Failure> {
         let filter = self.read()?;
         if let Some(tier) = &filter.tier {
@@ -222,7 +222,7 @@ impl arguments::Filter {
         match self.read()? == Filter::default() {
             true => Ok(()),
             false => Err(Failure::Misused(
-                "give the number of one dead letter or a filter, not both".to_owned(),
+                "give the id of one dead letter or a filter, not both".to_owned(),
             )),
         }
     }

@@ -89,7 +89,7 @@ pub(crate) fn tiers(tiers: &[TierCount]) -> String {
     )
 }
 
-/// All that is known, a line for each.
+/// All fields, a line for each.
 pub(crate) fn letter(letter: &DeadLetter, assessment: &Assessment) -> String {
     let mut text = String::new();
     let mut shown = json!(letter);
@@ -124,7 +124,7 @@ pub(crate) fn operation(operation: &Operation) -> String {
     text
 }
 
-/// How long ago, in its largest unit.
+/// The time since then, in its largest unit.
 fn ago(time: SystemTime) -> String {
     let seconds = SystemTime::now()
         .duration_since(time)

@@ -1,4 +1,4 @@
-//! What `tierline schedule` understands.
+//! The arguments of `tierline schedule`.
 
 use clap::{Args, Subcommand};
 
@@ -7,10 +7,10 @@ use crate::secret::Secret;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Schedule {
-    /// List the schedules with their state: when they are due, when they ran, what was missed
+    /// List the schedules with their state: next and last due times, published and missed runs
     #[command(after_help = "\
-Lists what the database has: the schedules of the file as of the last start of a scheduler, and those
-that were added by code.
+Lists the schedules in the database: those of the file as of the last start of a scheduler, and those
+that code added.
 
 Example:
   tierline schedule list topology/hotel.toml --postgres postgres://localhost/hotel")]
@@ -21,8 +21,8 @@ Example:
 
     /// Show when the next runs are due
     #[command(after_help = "\
-With a database, of the schedules as they are in force; without one, of those in the file, so that a
-new expression can be tried out. Times are on the clock of the schedule's time zone.
+With a database it shows the schedules in effect; without one, those of the file, so that you can
+try out a new expression. Times are in the schedule's time zone.
 
 Examples:
   tierline schedule next topology/hotel.toml
@@ -40,7 +40,7 @@ Examples:
         count: u16,
     },
 
-    /// Publish a run now, whatever the time, also of a schedule that is paused
+    /// Publish a run now, even if the schedule is paused
     #[command(after_help = "\
 Example:
   tierline schedule run topology/hotel.toml nightly-report --by ada")]
@@ -51,20 +51,20 @@ Example:
         broker: Broker,
     },
 
-    /// Stop a schedule until it is resumed, also through restarts
+    /// Pause a schedule until it is resumed, also across restarts
     Pause {
         #[command(flatten)]
         one: One,
     },
 
-    /// Go on with a schedule that was paused, from its next run on
+    /// Resume a paused schedule with its next run
     Resume {
         #[command(flatten)]
         one: One,
     },
 }
 
-/// One schedule, and who does something to it.
+/// One schedule, and the operator.
 #[derive(Debug, Args)]
 pub(crate) struct One {
     #[command(flatten)]
@@ -72,7 +72,7 @@ pub(crate) struct One {
     /// The schedule
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// Who does it, for the record
+    /// The operator, for the history
     #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
     pub(crate) by: String,
 }

@@ -35,7 +35,7 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
             Ok(next(&schedules, count.into()))
         }
         Command::Run { one, broker } => {
-            // A command must not change the broker: whoever deploys does.
+            // Deployments change the broker; a command does not.
             let app = Tierline::builder(topology)
                 .amqp(broker.amqp.expose())
                 .postgres(one.log.database.postgres.expose())
@@ -60,7 +60,7 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
         Command::Resume { one } => {
             let state = one.schedules(topology)?.resume(&one.name).await?;
             let due = local(&state.schedule, state.next_due);
-            let text = format!("{} goes on, and is due next at {due}", one.name);
+            let text = format!("{} is resumed, and next due at {due}", one.name);
             Ok(Output::well(text, json!(state)))
         }
     }

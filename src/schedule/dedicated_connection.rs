@@ -1,4 +1,4 @@
-//! A connection to the database for one thing that must not wait for others.
+//! A database connection for one purpose that must not wait for others.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use tokio::time::timeout;
 use crate::Error;
 use crate::postgres::Database;
 
-/// A connection of its own, made when it is needed and dropped when it does not answer.
+/// A dedicated connection, opened when it is needed and dropped when it does not answer.
 ///
-/// A pool would not do here. It tests a connection that comes back, without a limit: on one that is
-/// half open, each statement that was given up would take a place in the pool for minutes.
-pub(super) struct Line {
+/// A pool would not do here. It tests a returned connection without a time limit: if the connection is
+/// half open, each abandoned statement would occupy a place in the pool for minutes.
+pub(super) struct DedicatedConnection {
     database: Database,
     options: PgConnectOptions,
     connection: Option<PgConnection>,
 }
 
-impl Line {
+impl DedicatedConnection {
     pub(super) fn to(database: &Database) -> Self {
         Self {
             options: PgConnectOptions::clone(&database.pool().connect_options()),
@@ -29,8 +29,8 @@ impl Line {
         }
     }
 
-    /// Does something on the connection, at most for so long, connecting included. Dropped while it
-    /// is under way, it takes the connection with it.
+    /// Runs a statement on the connection, within `limit` including the time to connect. If this future is
+    /// dropped, the connection is closed.
     pub(super) async fn within<T>(
         &mut self,
         limit: Duration,
@@ -56,16 +56,16 @@ impl Line {
         }
     }
 
-    /// The error for something that was tried on the database.
+    /// The error of an operation on the database.
     pub(super) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
         self.database.failed(tried, error)
     }
 }
 
-/// Without the options, which have the password.
-impl fmt::Debug for Line {
+/// Without the options, which contain the password.
+impl fmt::Debug for DedicatedConnection {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Line")
+        out.debug_struct("DedicatedConnection")
             .field("database", &self.database)
             .field("is_connected", &self.connection.is_some())
             .finish_non_exhaustive()

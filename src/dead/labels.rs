@@ -1,5 +1,4 @@
-//! The closed sets of words that the log uses, each the same in Rust, SQL, JSON and on the command
-//! line.
+//! The closed sets of labels in the log. Each has the same text in Rust, SQL, JSON and on the command line.
 
 use std::fmt;
 
@@ -7,29 +6,29 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::message::DeadReason;
 
-macro_rules! words {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $word:ident = $text:literal,)+ }) => {
+macro_rules! labels {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum $name {
-            $($(#[$doc])* $word,)+
+            $($(#[$doc])* $variant,)+
         }
 
         impl $name {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$word,)+];
+            /// All variants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// The word for it.
+            /// The label's text.
             pub fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$word => $text,)+
+                    $(Self::$variant => $text,)+
                 }
             }
 
-            /// What [`as_str`](Self::as_str) wrote.
+            /// Parses the text of [`as_str`](Self::as_str).
             pub fn parse(text: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|word| word.as_str() == text)
+                Self::ALL.iter().copied().find(|label| label.as_str() == text)
             }
         }
 
@@ -44,7 +43,7 @@ macro_rules! words {
 
             fn from_str(text: &str) -> Result<Self, String> {
                 Self::parse(text).ok_or_else(|| {
-                    let known: Vec<_> = Self::ALL.iter().map(|word| word.as_str()).collect();
+                    let known: Vec<_> = Self::ALL.iter().map(|label| label.as_str()).collect();
                     format!("{text:?} is none of: {}", known.join(", "))
                 })
             }
@@ -65,60 +64,60 @@ macro_rules! words {
     };
 }
 
-words! {
-    /// Why a message is in the log: a worker gave it up, or the broker did.
+labels! {
+    /// Why a message is in the log. A worker or the broker dead-lettered it.
     Reason {
         /// The last retry failed too.
         RetriesExhausted = "retries exhausted",
-        /// The handler said that another attempt would not help.
+        /// The handler returned a permanent error.
         Permanent = "permanent error",
-        /// No handler of this name was in the program.
+        /// The worker's program has no handler of this name.
         UnknownTask = "unknown task",
-        /// The payload was not what the task's type reads.
+        /// The task's type cannot deserialize the payload.
         Undecodable = "undecodable payload",
-        /// Worker after worker died while it ran.
+        /// Workers died repeatedly while it ran.
         CrashLoop = "crash loop",
-        /// It was past its hard limit and never yielded, so nothing could stop it.
+        /// It exceeded its hard limit and never yielded, so the worker could not stop it.
         Hung = "hung",
-        /// The broker: somebody rejected it without requeueing it.
+        /// The broker: a consumer rejected it without requeueing it.
         Rejected = "rejected",
-        /// The broker: it waited in its queue for longer than the queue allows.
+        /// The broker: its TTL in the queue ended.
         Expired = "expired",
-        /// The broker: it was delivered too often.
+        /// The broker: it exceeded the queue's delivery limit.
         DeliveryLimit = "delivery limit",
-        /// The broker: its queue was too long.
+        /// The broker: its queue exceeded the length limit.
         MaxLength = "max length",
-        /// It was delayed, and then no queue was bound for it.
+        /// Its delay ended, and no queue was bound for its tier.
         Unroutable = "unroutable",
-        /// It does not say, and the broker does not either.
+        /// Neither the message nor the broker gives a reason.
         Unknown = "unknown",
     }
 }
 
-words! {
-    /// Where a dead letter stands.
+labels! {
+    /// The state of a dead letter.
     State {
-        /// It waits for somebody to decide.
+        /// Nobody has redriven or discarded it yet.
         Dead = "dead",
-        /// Somebody is publishing it again.
+        /// A redrive is publishing it.
         Redriving = "redriving",
-        /// It was published again, and the broker has confirmed it.
+        /// A redrive published it, and the broker confirmed it.
         Redriven = "redriven",
-        /// Somebody decided that it is not needed.
+        /// An operator discarded it.
         Discarded = "discarded",
     }
 }
 
-words! {
+labels! {
     /// How a redriven task ended.
     RedriveOutcome {
-        /// It ran well: the redrive helped.
+        /// It succeeded.
         Done = "done",
-        /// It died again; a new dead letter says why.
+        /// It died again; a new dead letter gives the reason.
         Dead = "dead",
-        /// Its handler said that there is nothing to do any more.
+        /// Its handler discarded it.
         Discarded = "discarded",
-        /// It came too late.
+        /// It expired before it ran.
         Expired = "expired",
     }
 }
@@ -137,7 +136,7 @@ impl From<DeadReason> for Reason {
 }
 
 impl Reason {
-    /// The broker's word in an `x-death` entry.
+    /// Converts the reason of an `x-death` entry.
     pub(super) fn of_broker(word: &str) -> Self {
         match word {
             "rejected" => Self::Rejected,

@@ -1,4 +1,4 @@
-//! Times in JSON: RFC 3339 in UTC, to the millisecond.
+//! Times in filters and in JSON: RFC 3339 in UTC, to the millisecond.
 
 use std::time::SystemTime;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serializer, de};
 
 use crate::task::IntoDuration;
 
-/// The latest that is written; what is later is written as this.
+/// The latest time that can be written; a later one is written as this.
 const LATEST: u64 = 253_402_300_799;
 
 fn text(time: SystemTime) -> String {
@@ -16,21 +16,21 @@ fn text(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
-/// What [`parse`] reads, as a regular expression for JSON Schema. It also matches days that no month has.
+/// The form that [`parse`] accepts, as a regular expression for JSON Schema. It also matches days that do not exist.
 #[cfg(feature = "admin")]
 pub(crate) const TIME_PATTERN: &str = "^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}\
     (\\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$";
 
-/// RFC 3339. Without an offset it would not be known whose clock is meant.
+/// RFC 3339. The offset is required: without one the time zone is unknown.
 fn parse(text: &str) -> Result<SystemTime, String> {
     let parsed = has_form(text).then(|| text.parse::<Timestamp>().ok());
     let parsed = parsed.flatten().map(SystemTime::from);
-    // Postgres' calendar begins and ends elsewhere, and nobody asks for those days.
+    // Postgres' calendar has other limits. No dead letter is older than 1970.
     let parsed = parsed.filter(|time| *time >= SystemTime::UNIX_EPOCH);
-    parsed.ok_or_else(|| format!("{text:?} is no time such as 2026-01-31T10:00:00Z"))
+    parsed.ok_or_else(|| format!("{text:?} is not a time such as 2026-01-31T10:00:00Z"))
 }
 
-/// Whether a text has the form of RFC 3339; the parser takes many others.
+/// Whether a text has the form of RFC 3339; jiff's parser accepts many others.
 fn has_form(text: &str) -> bool {
     let is = |text: &str, form: &str| {
         let mut pairs = text.bytes().zip(form.bytes());
@@ -57,7 +57,7 @@ fn has_form(text: &str) -> bool {
         && (offset == "Z" || is(offset, "+00:00") || is(offset, "-00:00"))
 }
 
-/// A point in time as people write it: `24h` for so long before `now`, or `2026-01-31T10:00:00Z`.
+/// Parses a point in time as people write it: `24h` for 24 hours before `now`, or `2026-01-31T10:00:00Z`.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -70,7 +70,7 @@ fn has_form(text: &str) -> bool {
 /// ```
 ///
 /// # Errors
-/// What is wrong, in words.
+/// The problem, as a text.
 pub fn parse_time(text: &str, now: SystemTime) -> Result<SystemTime, String> {
     if let Ok(before) = text.into_duration() {
         return Ok(now
@@ -79,7 +79,7 @@ pub fn parse_time(text: &str, now: SystemTime) -> Result<SystemTime, String> {
                 time.max(SystemTime::UNIX_EPOCH)
             }));
     }
-    parse(text).map_err(|problem| format!("{problem}, nor a span such as 24h"))
+    parse(text).map_err(|problem| format!("{problem} or a duration such as 24h"))
 }
 
 pub(super) fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,4 @@
-//! One run of a bulk redrive: claims, publishes and marks, batch by batch.
+//! Runs a bulk redrive: claims, publishes and marks rows, batch by batch.
 
 use std::time::Duration;
 
@@ -11,41 +11,41 @@ use super::{DeadLetters, Filter, OperationState};
 use crate::Error;
 use crate::postgres::Time;
 
-/// How many rows are claimed at once, where they are not too large for that.
+/// How many rows one statement claims, unless they are too large.
 const BATCH: u32 = 1_000;
-/// How often the outcomes of a canary are looked at.
+/// How often the runner reads the outcomes of a canary.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
-/// What an operation says whose caller has gone away.
+/// The note of an operation whose caller dropped the future.
 const ABANDONED: &str = "its caller went away";
 
-/// One run of a redrive, from its beginning or from where an earlier one ended.
-pub(super) struct Run<'a> {
+/// One run of a redrive, from its beginning or from the row at which an earlier run stopped.
+pub(super) struct BulkRunner<'a> {
     pub(super) bulk: &'a BulkRedrive,
-    /// Which rows, whatever their state.
+    /// Selects rows in any state.
     pub(super) filter: Filter,
     pub(super) letters: &'a DeadLetters,
     pub(super) id: i64,
-    /// Names this run: claims and counts are made in its name.
+    /// Identifies this run: its claims and counts carry this text.
     pub(super) runner: &'a str,
     pub(super) upto: i64,
-    /// Cancelled when its caller goes away: then it ends after its batch.
+    /// Cancelled when the caller drops its future. The run then ends after its batch.
     pub(super) abandoned: &'a CancellationToken,
 }
 
-/// How a run ended, and what there is to say about it.
-pub(super) type Ended = (OperationState, String);
+/// The state in which a run ended, and a note for the operator.
+pub(super) type RunResult = (OperationState, String);
 
-/// What a batch came to.
+/// The result of a batch.
 struct Batch {
     confirmed: Vec<i64>,
-    /// Whether the redrive may go on.
+    /// Whether the redrive may continue.
     goes_on: bool,
     problem: Option<Error>,
 }
 
-impl Run<'_> {
-    pub(super) async fn all(&self) -> Result<Ended, Error> {
+impl BulkRunner<'_> {
+    pub(super) async fn all(&self) -> Result<RunResult, Error> {
         let mut after = None;
         if let Some(canary) = self.bulk.settings.canary
             && let Some(ended) = self.canary(canary, &mut after).await?
@@ -64,7 +64,7 @@ impl Run<'_> {
                 self.publish(claimed, begin, count),
                 self.claim(self.batch_size(), &mut after),
             );
-            // What was published is marked, whatever happened to the others.
+            // Published rows are marked even if other rows failed.
             sent = sending?;
             let ended = settled.map(|batch| batch.ended().or_else(|| self.ended_early()));
             let (ended, next) = match (ended, claiming) {
@@ -85,7 +85,7 @@ impl Run<'_> {
         }
     }
 
-    /// Publishes a batch, and then waits for as long as the rate asks for `count` in all.
+    /// Publishes a batch, and then waits until the rate allows `count` rows in all.
     async fn publish(
         &self,
         claimed: Vec<Claimed>,
@@ -100,8 +100,8 @@ impl Run<'_> {
         Ok(sent)
     }
 
-    /// How the run ends if its caller has gone away.
-    fn ended_early(&self) -> Option<Ended> {
+    /// The result of the run if its caller has gone away.
+    fn ended_early(&self) -> Option<RunResult> {
         let is_abandoned = self.abandoned.is_cancelled();
         is_abandoned.then(|| (OperationState::Stopped, ABANDONED.to_owned()))
     }
@@ -112,13 +112,13 @@ impl Run<'_> {
         of_rate.unwrap_or(BATCH).min(BATCH)
     }
 
-    /// Redrives the first few and waits until it is clear whether enough of them succeed. `None`: it
-    /// is, and they do.
+    /// Redrives the first rows and waits until it is clear whether enough of them succeed. `None`: enough
+    /// did.
     async fn canary(
         &self,
         canary: Canary,
         after: &mut Option<(Time, i64)>,
-    ) -> Result<Option<Ended>, Error> {
+    ) -> Result<Option<RunResult>, Error> {
         let mut confirmed = Vec::new();
         let mut left = canary.count;
         // Large rows come in several batches.
@@ -142,14 +142,14 @@ impl Run<'_> {
             (0, 0) => return Ok(None),
             (0, refused) => {
                 return stopped(format!(
-                    "the canary says nothing: none of its {refused} rows could be published"
+                    "the canary is inconclusive: none of its {refused} rows could be published"
                 ));
             }
             _ => {}
         }
-        // At least one, or the canary would say nothing.
+        // At least one: a canary of none would prove nothing.
         let needed = ((count as f64 * canary.success).ceil() as usize).max(1);
-        // A wait that no clock can hold would overflow it.
+        // An unlimited wait would overflow the clock.
         let deadline = Instant::now() + canary.wait.min(LONGEST_WAIT);
         loop {
             let (well, badly) = self.outcomes(&confirmed).await?;
@@ -158,12 +158,12 @@ impl Run<'_> {
             }
             if badly > count - needed {
                 return stopped(format!(
-                    "the canary died: {badly} of {count} failed again, and {needed} had to succeed"
+                    "the canary failed: {badly} of {count} failed again, and {needed} had to succeed"
                 ));
             }
             if Instant::now() >= deadline {
                 return stopped(format!(
-                    "the canary says nothing: {well} of {count} succeeded in time, and {needed} had to"
+                    "the canary is inconclusive: {well} of {count} succeeded in time, and {needed} had to succeed"
                 ));
             }
             if !self.letters.report(self.id, self.runner, (0, 0, 0)).await? {
@@ -177,7 +177,7 @@ impl Run<'_> {
         }
     }
 
-    /// How many of these ended well, and how many badly.
+    /// How many of these rows succeeded, and how many failed.
     async fn outcomes(&self, ids: &[i64]) -> Result<(usize, usize), Error> {
         let reading = sqlx::query_as(
             "SELECT count(*) FILTER (WHERE outcome IN ('done', 'discarded')), \
@@ -186,18 +186,19 @@ impl Run<'_> {
         )
         .bind(ids)
         .fetch_one(self.letters.database.pool());
-        let (well, badly): (i64, i64) = self.letters.within("watch a canary", reading).await?;
+        let (well, badly): (i64, i64) =
+            self.letters.within("read canary outcomes", reading).await?;
         Ok((well as usize, badly as usize))
     }
 
-    /// Claims the next rows: first those that are dead, at last those whose claim is too old.
+    /// Claims the next rows: first the dead ones, then those whose claim is older than the lease.
     async fn claim(
         &self,
         most: u32,
         after: &mut Option<(Time, i64)>,
     ) -> Result<Vec<Claimed>, Error> {
         let claimed = self.claim_where("dead", most, *after).await?;
-        // They come in no order.
+        // Postgres returns them in no order.
         let last = claimed.iter().map(|row| (row.died_at, row.id)).max();
         *after = last.or(*after);
         match claimed.is_empty() {
@@ -218,7 +219,7 @@ impl Run<'_> {
             _ => {
                 query.push(" AND (false");
                 self.letters.push_stale(&mut query);
-                // One that was discarded before is not what a bulk redrive is about.
+                // A bulk redrive leaves out rows that were discarded before they were claimed.
                 query.push(") AND coalesce(claimed_from, 'dead') = 'dead' AND claim <> ");
                 query.push_bind(self.runner)
             }
@@ -243,7 +244,7 @@ impl Run<'_> {
         tasks.map(|task| task.name.clone()).collect()
     }
 
-    /// Marks what was confirmed, gives the rest back, and reports.
+    /// Marks confirmed rows, releases the others, and reports progress.
     async fn settle(&self, sent: Vec<(i64, Sent)>) -> Result<Batch, Error> {
         let (mut confirmed, mut others) = (Vec::new(), Vec::new());
         let (mut failed, mut refused, mut problem) = (0, 0, None);
@@ -269,7 +270,7 @@ impl Run<'_> {
             self.letters.give_back(self.runner, &others).await?;
         }
         let counts = (confirmed.len() as u64, failed, refused);
-        // An empty one too: whoever stops a redrive should not wait for a batch more than needed.
+        // Reported even if empty, so that a stop takes effect without another batch.
         let goes_on = self.letters.report(self.id, self.runner, counts).await?;
         if self.bulk.progress.is_some() {
             self.bulk.tell(&self.letters.operation(self.id).await?);
@@ -281,8 +282,8 @@ impl Run<'_> {
         })
     }
 
-    /// Counts what was left because the map does not have its task, and what others are at.
-    async fn finish(&self) -> Result<Ended, Error> {
+    /// Counts the rows whose task is not in the map, and those that another process is redriving.
+    async fn finish(&self) -> Result<RunResult, Error> {
         let mut query = self.letters.select(
             "SELECT count(*) FILTER (WHERE state = 'dead'), count(*) FILTER (WHERE state = 'redriving')",
         );
@@ -292,28 +293,30 @@ impl Run<'_> {
         self.filter.push(&mut query);
         let pool = self.letters.database.pool();
         let reading = query.build_query_as().fetch_one(pool);
-        let (unmapped, elsewhere): (i64, i64) =
-            self.letters.within("count what is left", reading).await?;
+        let (unmapped, elsewhere): (i64, i64) = self
+            .letters
+            .within("count the remaining rows", reading)
+            .await?;
         let counts = (0, 0, unmapped.unsigned_abs());
         self.letters.report(self.id, self.runner, counts).await?;
         let mut note = Vec::new();
         if unmapped > 0 {
             note.push(format!(
-                "{unmapped} are of tasks that the map does not have"
+                "the map has no tier for the tasks of {unmapped} rows"
             ));
         }
         if elsewhere > 0 {
-            note.push(format!("{elsewhere} are being redriven by somebody else"));
+            note.push(format!("another process is redriving {elsewhere} rows"));
         }
         Ok((OperationState::Done, note.join("; ")))
     }
 }
 
 impl Batch {
-    /// How the run ends, if this batch was its last.
-    fn ended(&self) -> Option<Ended> {
+    /// The result of the run, if this batch was its last.
+    fn ended(&self) -> Option<RunResult> {
         match &self.problem {
-            // Nobody takes anything for now: the rest would fare no better.
+            // The broker accepts nothing for now, so the remaining rows would fail too.
             Some(problem) if self.confirmed.is_empty() => {
                 Some((OperationState::Stopped, problem.to_string()))
             }

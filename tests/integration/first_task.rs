@@ -88,6 +88,8 @@ impl Hotel {
             .args(arguments)
             .args(["--offline", "--target-dir"])
             .arg(self.target())
+            // As the dependencies are built here: else none of them would be there already.
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .kill_on_drop(true)
             .output();
         let output = timeout(PATIENCE, running).await.unwrap().unwrap();

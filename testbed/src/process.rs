@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -143,6 +143,11 @@ impl Foreground {
         };
         guard::watch(process.child.id(), end)?;
         Ok(Foreground(process))
+    }
+
+    /// Its standard output, once, if the command was told to pipe it.
+    pub fn output(&mut self) -> Option<ChildStdout> {
+        self.0.child.stdout.take()
     }
 
     /// Ends it with `SIGKILL`, at once.

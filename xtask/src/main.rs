@@ -4,6 +4,7 @@ mod bench;
 mod cargo;
 mod chaos;
 mod demo;
+mod programs;
 mod services;
 mod test;
 

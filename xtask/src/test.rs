@@ -1,72 +1,97 @@
 //! `cargo xtask test`: all of CI in one command.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers};
 
 use crate::cargo::{cargo, step};
+use crate::programs::{self, Program};
 use crate::root;
 
-/// Tests wait for servers more than they compute, so more of them than cores.
+/// In each of the two programs that run side by side. Tests wait for servers more than they compute,
+/// so more of them than cores.
 const TEST_THREADS: &str = "4";
+
+/// For what nobody builds by hand: what a later build could reuse is most of what is written.
+const NOT_INCREMENTAL: [(&str, &str); 1] = [("CARGO_INCREMENTAL", "0")];
 
 pub(crate) async fn run(name: Option<&str>) -> Result<()> {
     let compose_file = root()?.join("docker-compose.yml");
     // The servers start while the compiler works.
-    let (servers, ()) = tokio::try_join!(Servers::provide(&compose_file), checks(name))?;
+    let provide = Servers::provide(&compose_file);
+    let (servers, mut programs) = tokio::try_join!(provide, checks(name))?;
 
-    let mut tests = cargo(&["test", "--workspace", "--all-features"])?;
-    tests.args(name);
-    tests
-        .env(AMQP_URL, servers.amqp_url())
-        .env(MANAGEMENT_URL, servers.management_url())
-        .env(DATABASE_URL, servers.database_url())
-        .env("RUST_TEST_THREADS", TEST_THREADS);
-    step("tests", tests).await
+    let mut documentation = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
+    documentation.args(name);
+    programs.insert(
+        programs.len().min(1),
+        Program::uncounted("documentation tests", documentation),
+    );
+    let begin = Instant::now();
+    let variables = [
+        (AMQP_URL, servers.amqp_url()),
+        (MANAGEMENT_URL, servers.management_url()),
+        (DATABASE_URL, servers.database_url()),
+        ("RUST_TEST_THREADS", TEST_THREADS),
+    ];
+    let passed = programs::run(programs, &variables).await;
+    eprintln!("── tests: {:.1} s", begin.elapsed().as_secs_f64());
+    passed
 }
 
 /// What needs no server. With a name only the tests are built, so that they are there when the
 /// servers are.
-async fn checks(name: Option<&str>) -> Result<()> {
+async fn checks(name: Option<&str>) -> Result<Vec<Program>> {
     if name.is_none() {
         step("format", cargo(&["fmt", "--all", "--check"])?).await?;
         let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"])?;
         clippy.args(["--", "--deny", "warnings"]);
         step("clippy", clippy).await?;
         let mut documentation = cargo(&["doc", "--workspace", "--all-features", "--no-deps"])?;
+        // An example brings the dev-dependencies: without them most dependencies have fewer features
+        // than for clippy, and are checked once more.
+        documentation.args(["--lib", "--bins", "--example", "hello"]);
         documentation.env("RUSTDOCFLAGS", "--deny warnings");
         step("documentation", documentation).await?;
         for features in each_feature_alone()? {
             let mut check = cargo(&["clippy", "--package", "tierline", "--no-default-features"])?;
             check.args(["--features", &features, "--", "--deny", "warnings"]);
+            check.envs(NOT_INCREMENTAL);
             step(&format!("features [{features}]"), check).await?;
         }
         // As their users build them: here other packages ask for features that these forgot.
         for package in ["tierline-macros", "tierline-cli"] {
             let mut check = cargo(&["clippy", "--package", package])?;
             check.args(["--", "--deny", "warnings"]);
+            check.envs(NOT_INCREMENTAL);
             step(&format!("{package} by itself"), check).await?;
         }
     }
-    let build = cargo(&["test", "--workspace", "--all-features", "--no-run"])?;
-    step("build of the tests", build).await?;
-    match name {
-        Some(name) => check_that_one_matches(name),
-        None => Ok(()),
-    }
-}
-
-/// A slip in the name would else run no test and look like success.
-fn check_that_one_matches(name: &str) -> Result<()> {
-    let mut list = cargo(&["test", "--workspace", "--all-features", "--quiet"])?;
-    let output = list.args([name, "--", "--list"]).output()?;
-    let found = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .any(|line| line.ends_with(": test"));
-    if !found {
+    let begin = Instant::now();
+    eprintln!("── build of the tests");
+    let programs = programs::built(name).await?;
+    eprintln!(
+        "── build of the tests: {:.1} s",
+        begin.elapsed().as_secs_f64()
+    );
+    if let Some(name) = name
+        && programs.is_empty()
+        && !is_in_the_documentation(name)?
+    {
+        // A slip in the name would else run no test and look like success.
         bail!("there is no test whose name contains {name:?}");
     }
-    Ok(())
+    Ok(programs)
+}
+
+/// Whether a test of the documentation has a name that contains this.
+fn is_in_the_documentation(name: &str) -> Result<bool> {
+    let mut list = cargo(&["test", "--doc", "--workspace", "--all-features", "--quiet"])?;
+    let output = list.args([name, "--", "--list"]).output()?;
+    let lines = String::from_utf8_lossy(&output.stdout);
+    Ok(lines.lines().any(|line| line.ends_with(": test")))
 }
 
 /// The library without features, and with each of them alone.

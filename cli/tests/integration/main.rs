@@ -1,0 +1,9 @@
+//! The `tierline` command from the outside. One program: each is linked with all dependencies.
+
+#![cfg(test)]
+
+mod command;
+mod dlq;
+mod exit_codes;
+mod schedule;
+mod serve;

@@ -123,8 +123,7 @@ impl Entry {
         );
         let enqueued_at = message
             .as_ref()
-            .filter(|_| table.contains_key("tierline-enqueued-at"))
-            .map(|message| message.enqueued_at);
+            .and_then(|_| wire::stated_enqueued_at(delivered));
         // The broker dead-lettered it before the attempt that its header names.
         let attempt = message.as_ref().map_or(0, |message| message.attempt);
         let attempts = attempt.saturating_sub(u32::from(death.is_none()));
@@ -292,17 +291,9 @@ fn is_accepted_json(payload: &[u8]) -> bool {
 
 /// The headers for people: texts and numbers as they are, other values described.
 fn shown_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, Value> {
-    // These have columns of their own.
-    const OWN: [&str; 5] = [
-        "tierline-error",
-        "tierline-causes",
-        "tierline-history",
-        "tierline-worker",
-        "tierline-worker-version",
-    ];
     let shown = headers
         .iter()
-        .filter(|(name, _)| !OWN.contains(&name.as_str()));
+        .filter(|(name, _)| !wire::is_logged_apart(name.as_str()));
     shown
         .map(|(name, value)| (name.as_str().to_owned(), shown_value(value, 4)))
         .collect()

@@ -265,6 +265,19 @@ pub(crate) fn stated_enqueued_at(properties: &BasicProperties) -> Option<SystemT
     integer(headers.get("tierline-enqueued-at")).map(time)
 }
 
+/// Whether the log of dead letters keeps this header in a column of its own.
+#[cfg(feature = "postgres")]
+pub(crate) fn is_logged_apart(name: &str) -> bool {
+    matches!(
+        name,
+        "tierline-error"
+            | "tierline-causes"
+            | "tierline-history"
+            | "tierline-worker"
+            | "tierline-worker-version"
+    )
+}
+
 #[derive(Serialize, Deserialize)]
 struct HistoryEntry {
     attempt: u32,

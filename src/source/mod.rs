@@ -64,23 +64,15 @@ pub(crate) enum Supply {
     Empty,
 }
 
-/// What happened in a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Came {
-    /// What follows on this delivery is stored, and the delivery is settled; or it went back.
-    Settled(Handle),
-    /// The supply may have changed.
-    Changed,
-}
-
 /// Deliveries of a tier, from where they wait until they are settled.
 pub(crate) trait Source: Send {
     /// The tier, as its index in the group, whose deliveries it gives now.
     fn tier(&self) -> Option<usize>;
 
-    /// Receives what has arrived and settles what is stored. Returns `Pending` after the waker of `cx` is
-    /// registered for everything that may happen next, except for [`wake_at`](Self::wake_at).
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Came>;
+    /// Receives what has arrived, and settles each delivery after what follows on it is stored. Returns a
+    /// delivery that was settled, or `Pending` after the waker of `cx` is registered for everything that may
+    /// happen next, except for [`wake_at`](Self::wake_at).
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle>;
 
     /// When to poll again although nothing has happened.
     fn wake_at(&self) -> Option<Instant>;
@@ -95,7 +87,7 @@ pub(crate) trait Source: Send {
     fn hold(&mut self, cx: &mut Context<'_>) -> Option<Instant>;
 
     /// Stores what follows on a delivery, and then settles it. `Done` takes effect at once; everything else is
-    /// answered by [`Came::Settled`].
+    /// answered by [`poll`](Self::poll).
     fn settle(&mut self, handle: Handle, next: Next);
 
     /// Acknowledges what is done, or leaves it for the next call if more may be done until then (`is_quiet`

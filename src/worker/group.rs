@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
 use super::{Phase, Shared};
-use crate::source::{Came, Delivery, Next, Source, Supply, amqp};
+use crate::source::{Delivery, Next, Source, Supply, amqp};
 use crate::topology;
 
 /// How long sources may take to close.
@@ -101,10 +101,8 @@ impl Group {
             let is_quiet = !self.handle_job_events(cx);
             self.drain_if_asked(cx);
             for index in 0..self.sources.len() {
-                while let Poll::Ready(came) = self.sources[index].poll(cx) {
-                    if let Came::Settled(handle) = came {
-                        self.running.remove(&(index, handle));
-                    }
+                while let Poll::Ready(settled) = self.sources[index].poll(cx) {
+                    self.running.remove(&(index, settled));
                 }
             }
             let mut is_gathering = false;
@@ -139,17 +137,14 @@ impl Group {
         let mut is_any = false;
         while let Poll::Ready(Some(event)) = self.events.poll_recv(cx) {
             is_any = true;
-            match event {
-                JobEvent::Ended(key, next) => self.settle(key, next),
-                // Its slot goes on without it. If the handler yields after all, it is dropped then.
-                JobEvent::Hung(key, next) => self.settle(key, next),
-            }
+            let JobEvent { key, next } = event;
+            self.settle(key, next);
         }
         is_any
     }
 
     fn settle(&mut self, key: JobKey, next: Next) {
-        // A hung handler that ends after all is not known any more.
+        // A hung handler whose slot went on without it may end after all.
         if !matches!(self.running.get(&key), Some(Job::Handler(_))) {
             return;
         }

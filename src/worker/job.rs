@@ -20,13 +20,12 @@ use crate::task::TaskOptions;
 /// A delivery of a group: the index of its source, and its handle there.
 pub(super) type JobKey = (usize, Handle);
 
-/// What a group is told of its jobs.
+/// Tells a group what follows on a delivery: its handler ended, or is past its hard limit and does not yield,
+/// so that nothing can stop it.
 #[derive(Debug)]
-pub(super) enum JobEvent {
-    /// The handler ended, and this follows.
-    Ended(JobKey, Next),
-    /// The handler is past its hard limit and does not yield, so nothing can stop it. This follows.
-    Hung(JobKey, Next),
+pub(super) struct JobEvent {
+    pub(super) key: JobKey,
+    pub(super) next: Next,
 }
 
 /// Starts a job, and tells the group how it ends, whatever happens to it. It is dropped with what is
@@ -62,7 +61,8 @@ impl Reporter {
     fn ended(mut self, next: Next) {
         if let Some(events) = self.events.take() {
             // Without a receiver the worker has ended, and the broker takes the message back.
-            let _ = events.send(JobEvent::Ended(self.key, next));
+            let key = self.key;
+            let _ = events.send(JobEvent { key, next });
         }
     }
 }
@@ -70,7 +70,8 @@ impl Reporter {
 impl Drop for Reporter {
     fn drop(&mut self) {
         if let Some(events) = self.events.take() {
-            let _ = events.send(JobEvent::Ended(self.key, Next::Back));
+            let (key, next) = (self.key, Next::Back);
+            let _ = events.send(JobEvent { key, next });
         }
     }
 }
@@ -136,7 +137,8 @@ async fn watched(
             }
             if let (Report::Hung(since), Some(events)) = (report, &events) {
                 // Without a receiver nobody waits for it either.
-                let _ = events.send(JobEvent::Hung(key, hung(message, since)));
+                let next = hung(message, since);
+                let _ = events.send(JobEvent { key, next });
             }
         }
     });

@@ -89,16 +89,16 @@ impl Outlook {
         self.last_check.max(self.last_movement) + CHECK_EVERY
     }
 
-    /// Whether the broker has answered.
+    /// Takes in the broker's answer.
     ///
     /// # Errors
     /// Why the consumer is of no use any more.
-    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Result<bool, String> {
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some((asked_at, question)) = &mut self.question else {
-            return Ok(false);
+            return Ok(());
         };
         let Poll::Ready(state) = question.as_mut().poll(cx) else {
-            return Ok(false);
+            return Ok(());
         };
         let has_moved = self.last_movement > *asked_at;
         self.question = None;
@@ -113,7 +113,7 @@ impl Outlook {
             (false, Some(QueueState { ready: 0, .. }) | None) => self.nothing_more(),
             (false, Some(_)) => self.last_movement = Instant::now(),
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Asks the broker whether the queue has more.

@@ -25,7 +25,7 @@ use super::successor::{Origin, Stored};
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
 use crate::message::Received;
-use crate::source::{Came, Delivery, Handle, Next, Source, Supply};
+use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology;
 
 /// How often to look into an empty quarantine.
@@ -99,33 +99,29 @@ impl Source for Quarantine {
         self.offer.as_ref().map(|offer| offer.tier)
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Came> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
         if self.is_settling
             && let Poll::Ready(Some(())) = self.settled.poll_recv(cx)
         {
             self.is_settling = false;
-            return Poll::Ready(Came::Settled(self.next_handle - 1));
+            return Poll::Ready(self.next_handle - 1);
         }
-        if self.draining.is_cancelled()
-            && !self.has_taker_ended
-            && Pin::new(&mut self.taker).poll(cx).is_ready()
-        {
-            self.has_taker_ended = true;
-            return Poll::Ready(Came::Changed);
+        if self.draining.is_cancelled() && !self.has_taker_ended {
+            self.has_taker_ended = Pin::new(&mut self.taker).poll(cx).is_ready();
         }
-        if let Some(offer) = &mut self.offer
-            && offer.begin.poll_closed(cx).is_ready()
-        {
-            // It waited for too long.
+        loop {
+            if let Some(offer) = &mut self.offer
+                && offer.begin.poll_closed(cx).is_pending()
+            {
+                return Poll::Pending;
+            }
+            // An offer that is closed waited for too long.
             self.offer = None;
+            match self.offers.poll_recv(cx) {
+                Poll::Ready(Some(offer)) => self.offer = Some(offer),
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
         }
-        if self.offer.is_none()
-            && let Poll::Ready(Some(offer)) = self.offers.poll_recv(cx)
-        {
-            self.offer = Some(offer);
-            return Poll::Ready(Came::Changed);
-        }
-        Poll::Pending
     }
 
     fn wake_at(&self) -> Option<Instant> {

@@ -1,0 +1,74 @@
+//! A shutdown: nothing is received any more, and what has not begun is copied.
+
+use std::task::Context;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::{Consumer, Queue};
+
+/// How long a shutdown waits until the prefetch window is full before it cancels the consumer.
+const FILL_LIMIT: Duration = Duration::from_millis(300);
+
+/// A shutdown that has begun.
+pub(super) struct Drain {
+    /// When to cancel the consumer at the latest.
+    pub(super) cancel_by: Instant,
+    /// Whether the broker was asked if the queue is empty.
+    has_asked: bool,
+    pub(super) cancelling: Option<BoxFuture<'static, ()>>,
+}
+
+impl Drain {
+    pub(super) fn new() -> Self {
+        Self {
+            cancel_by: Instant::now() + FILL_LIMIT,
+            has_asked: false,
+            cancelling: None,
+        }
+    }
+}
+
+impl Queue {
+    /// Goes on with a shutdown: copies what was prefetched, and cancels the consumer.
+    ///
+    /// A quorum queue takes back what is under way to a cancelled consumer, and marks it as redelivered. So the
+    /// consumer is cancelled when nothing can be under way: its window is full, because nothing is acknowledged
+    /// meanwhile, or the queue is empty.
+    pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>) {
+        if self.drain.is_none() {
+            return;
+        }
+        for (handle, _) in std::mem::take(&mut self.prefetched) {
+            self.put_back(handle);
+        }
+        let Some(drain) = &mut self.drain else {
+            return;
+        };
+        if let Consumer::Subscribed(subscription) = &mut self.consumer
+            && !subscription.is_cancelled()
+        {
+            let is_full = subscription.unsettled() >= self.window.into();
+            if is_full || !self.outlook.expects_more || Instant::now() >= drain.cancel_by {
+                drain.cancelling = Some(subscription.cancel());
+                // The broker would answer that the queue has no consumer.
+                self.outlook.lost();
+            } else if !std::mem::replace(&mut drain.has_asked, true) {
+                self.outlook.ask(subscription, cx);
+            }
+        }
+        if let Some(cancelling) = &mut drain.cancelling
+            && cancelling.as_mut().poll(cx).is_ready()
+        {
+            drain.cancelling = None;
+        }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        match &self.consumer {
+            Consumer::Subscribed(subscription) => subscription.is_cancelled(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! A tier's queue as a source.
+//!
+//! `consumer` keeps it subscribed, `settle` ends its deliveries, `drain` is its part of a shutdown.
+
+mod consumer;
+mod drain;
+mod settle;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use lapin::message::Delivery as AmqpDelivery;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use self::consumer::{Consumer, FIRST_SUBSCRIPTION};
+use self::drain::Drain;
+use self::settle::Unsettled;
+use super::ConsumerSettings;
+use super::consumer_connection::ConsumerConnection;
+use super::outlook::Outlook;
+use super::redelivery::{RedeliveryCause, RedeliveryHistory};
+use super::successor::{Origin, Stored};
+use crate::backoff::Backoff;
+use crate::message::{Received, Repaired};
+use crate::source::{Delivery, Handle, Next, QUARANTINE_FROM, Source, Supply};
+use crate::topology::{self, Tier};
+
+/// A prefetched message goes back when it has waited for a slot during this part of the broker's ack timeout.
+const ACK_TIMEOUT_PARTS: u32 = 3;
+/// How long an acknowledgement may wait for others. What is not acknowledged when a worker dies runs
+/// again, so this is all that gathering can cost.
+const LONGEST_GATHERING: Duration = Duration::from_millis(1);
+
+/// The queue of a tier, consumed from on a channel of its own.
+pub(super) struct Queue {
+    settings: Arc<ConsumerSettings>,
+    group: String,
+    tier: usize,
+    name: String,
+    queue: String,
+    window: u16,
+    /// How long a prefetched message may wait for a slot.
+    patience: Duration,
+    connection: ConsumerConnection,
+    connection_changed: BoxFuture<'static, ()>,
+    consumer: Consumer,
+    /// Counts the channels: a delivery tag means nothing on another one.
+    generation: u64,
+    /// Whether to consume on a connection of its own: on the shared one this queue may end it for the
+    /// other tiers.
+    is_apart: bool,
+    /// Until when the other tiers wait for the first subscription on this connection.
+    first_subscription_by: Option<Instant>,
+    /// Deliveries that may run, in the order of their arrival.
+    prefetched: VecDeque<(Handle, Instant)>,
+    /// All deliveries that are not settled.
+    unsettled: HashMap<Handle, Unsettled>,
+    next_handle: Handle,
+    history: RedeliveryHistory,
+    outlook: Outlook,
+    /// Since when something is finished and not acknowledged.
+    gathering_since: Option<Instant>,
+    subscribed_at: Instant,
+    /// The pauses after channels that were lost.
+    backoff: Backoff,
+    drain: Option<Drain>,
+    stored: mpsc::UnboundedReceiver<(Handle, Stored)>,
+    sender: mpsc::UnboundedSender<(Handle, Stored)>,
+    settled: VecDeque<Handle>,
+}
+
+impl Queue {
+    pub(super) fn new(
+        settings: &Arc<ConsumerSettings>,
+        group: &topology::Group,
+        index: usize,
+        tier: &Tier,
+        connection: ConsumerConnection,
+    ) -> Self {
+        let window = group.concurrency.saturating_mul(group.prefetch);
+        let (sender, stored) = mpsc::unbounded_channel();
+        Self {
+            group: group.name.clone(),
+            tier: index,
+            name: tier.name.clone(),
+            queue: settings.topology.names().queue(tier),
+            window,
+            patience: settings.topology.broker().ack_timeout / ACK_TIMEOUT_PARTS,
+            connection_changed: connection.changed(),
+            connection,
+            consumer: Consumer::None,
+            generation: 0,
+            is_apart: false,
+            first_subscription_by: Some(Instant::now() + FIRST_SUBSCRIPTION),
+            prefetched: VecDeque::new(),
+            unsettled: HashMap::new(),
+            next_handle: 0,
+            history: RedeliveryHistory::new(window.into()),
+            outlook: Outlook::new(),
+            gathering_since: None,
+            subscribed_at: Instant::now(),
+            backoff: Backoff::new(),
+            drain: None,
+            stored,
+            sender,
+            settled: VecDeque::new(),
+            settings: settings.clone(),
+        }
+    }
+
+    /// Receives what has arrived, and the broker's answers.
+    fn poll_deliveries(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        while let Consumer::Subscribed(subscription) = &mut self.consumer
+            && let Poll::Ready(delivery) = subscription.poll(cx)
+        {
+            let (delivery, repaired) = delivery?;
+            self.receive(delivery, repaired);
+        }
+        if let Consumer::Subscribed(subscription) = &self.consumer {
+            if subscription.unsettled() >= self.window.into() {
+                // A full window means that there may be more.
+                self.outlook.expects_more = true;
+            }
+            self.outlook.poll_answer(cx)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, delivery: AmqpDelivery, repaired: Option<Repaired>) {
+        self.outlook.moved();
+        let AmqpDelivery {
+            delivery_tag: tag,
+            redelivered,
+            properties,
+            data,
+            ..
+        } = delivery;
+        let received = Received::new(properties, data, repaired, &self.name, SystemTime::now());
+        let cause = match redelivered {
+            true if self.adopt(&received, tag) => return,
+            true => self.history.cause_of(&received),
+            false => self.history.first_delivery(),
+        };
+        if cause == RedeliveryCause::Done {
+            self.finished(self.generation, tag);
+            return;
+        }
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        let crashes = received.crashes();
+        let is_unexplained = cause == RedeliveryCause::Unexplained;
+        let is_suspect = is_unexplained || crashes > 0;
+        let received = Arc::new(received);
+        let unsettled = Unsettled {
+            generation: self.generation,
+            tag,
+            received: received.clone(),
+            is_taken: false,
+            storing: None,
+            _suspect: is_suspect.then(|| self.settings.suspects.hold()),
+        };
+        self.unsettled.insert(handle, unsettled);
+        let (settings, origin) = (self.settings.clone(), self.origin());
+        if is_unexplained {
+            self.store(handle, async move {
+                settings.count_crash(&origin, &received).await
+            });
+        } else if crashes >= QUARANTINE_FROM {
+            let group = self.group.clone();
+            self.store(handle, async move {
+                settings.quarantine(&group, &received).await
+            });
+        } else {
+            self.prefetched.push_back((handle, Instant::now()));
+        }
+    }
+
+    /// Gives a delivery to the run of the same message that came on an earlier channel, if there is one. Each
+    /// delivery is given to one run: of equal messages each needs its own acknowledgement.
+    fn adopt(&mut self, received: &Received, tag: u64) -> bool {
+        let generation = self.generation;
+        let orphan = self.unsettled.values_mut().find(|unsettled| {
+            unsettled.generation != generation && unsettled.received.is_same(received)
+        });
+        match orphan {
+            Some(orphan) => {
+                orphan.generation = generation;
+                orphan.tag = tag;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn origin(&self) -> Origin {
+        Origin::Tier(self.name.clone())
+    }
+}
+
+impl Source for Queue {
+    fn tier(&self) -> Option<usize> {
+        Some(self.tier)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
+        self.poll_consumer(cx);
+        if let Err(cause) = self.poll_deliveries(cx) {
+            self.interrupted(&cause);
+            // The next consumer has not registered its waker yet.
+            cx.waker().wake_by_ref();
+        }
+        while let Poll::Ready(Some((handle, stored))) = self.stored.poll_recv(cx) {
+            self.stored(handle, stored);
+        }
+        self.put_back_starved();
+        self.poll_drain(cx);
+        if let Consumer::Subscribed(subscription) = &self.consumer
+            && self.drain.is_none()
+        {
+            self.outlook.check_consumer(subscription, cx);
+        }
+        match self.settled.pop_front() {
+            Some(handle) => Poll::Ready(handle),
+            None => Poll::Pending,
+        }
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        let starved = self.prefetched.front().map(|it| it.1 + self.patience);
+        let drain = self.drain.as_ref();
+        let cancel = drain
+            .map(|it| it.cancel_by)
+            .filter(|_| !self.is_cancelled());
+        let check = match &self.consumer {
+            Consumer::Subscribed(_) if drain.is_none() => Some(self.outlook.next_check()),
+            _ => None,
+        };
+        [starved, cancel, check].into_iter().flatten().min()
+    }
+
+    fn supply(&mut self) -> Supply {
+        if !self.prefetched.is_empty() {
+            return Supply::Ready;
+        }
+        match &self.consumer {
+            Consumer::Subscribed(subscription) => {
+                // What is finished makes room as soon as it is acknowledged, which is about to happen.
+                let room = usize::from(self.window).saturating_sub(subscription.open());
+                match self.outlook.expects_more && room > 0 {
+                    true => Supply::Coming(room),
+                    false => Supply::Empty,
+                }
+            }
+            // What a lower tier has must not be taken for all there is.
+            _ => match self.first_subscription_by {
+                Some(by) if Instant::now() < by && self.connection.current().is_some() => {
+                    Supply::Coming(self.window.into())
+                }
+                _ => Supply::Empty,
+            },
+        }
+    }
+
+    fn take(&mut self) -> Option<Delivery> {
+        let (handle, _) = self.prefetched.pop_front()?;
+        let unsettled = self.unsettled.get_mut(&handle)?;
+        unsettled.is_taken = true;
+        let received = unsettled.received.clone();
+        Some(Delivery { handle, received })
+    }
+
+    fn hold(&mut self, cx: &mut Context<'_>) -> Option<Instant> {
+        let Consumer::Subscribed(subscription) = &mut self.consumer else {
+            return self.first_subscription_by;
+        };
+        if subscription.has_finished() {
+            // What the slot is held for comes only after that.
+            subscription.flush();
+            self.gathering_since = None;
+            self.outlook.moved();
+        }
+        self.outlook.hold(subscription, cx)
+    }
+
+    fn settle(&mut self, handle: Handle, next: Next) {
+        if !matches!(next, Next::Done) {
+            let Some(unsettled) = self.unsettled.get(&handle) else {
+                return;
+            };
+            let (settings, origin) = (self.settings.clone(), self.origin());
+            let received = unsettled.received.clone();
+            return self.store(handle, async move {
+                settings.store(&origin, &received, next).await
+            });
+        }
+        let Some(unsettled) = self.unsettled.remove(&handle) else {
+            return;
+        };
+        let key = unsettled.received.key();
+        match self.finished(unsettled.generation, unsettled.tag) {
+            true => self.history.ended(key),
+            false => self.history.ended_unacknowledged(key),
+        }
+    }
+
+    fn flush(&mut self, is_quiet: bool) -> bool {
+        let is_filling = self.drain.is_some() && !self.is_cancelled();
+        let Consumer::Subscribed(subscription) = &mut self.consumer else {
+            return false;
+        };
+        if is_filling || !subscription.has_finished() {
+            self.gathering_since = None;
+            return false;
+        }
+        let now = Instant::now();
+        let since = *self.gathering_since.get_or_insert(now);
+        if !is_quiet && now < since + LONGEST_GATHERING {
+            return true;
+        }
+        subscription.flush();
+        self.gathering_since = None;
+        self.outlook.moved();
+        false
+    }
+
+    fn drain(&mut self) {
+        if self.drain.is_some() {
+            return;
+        }
+        self.connection.drain();
+        if let Consumer::Subscribing(_) = self.consumer {
+            self.consumer = Consumer::None;
+        }
+        self.drain = Some(Drain::new());
+    }
+
+    fn is_drained(&self) -> bool {
+        let Some(drain) = &self.drain else {
+            return false;
+        };
+        let is_cancelled = match &self.consumer {
+            Consumer::Subscribed(_) => self.is_cancelled(),
+            _ => true,
+        };
+        is_cancelled && drain.cancelling.is_none() && self.unsettled.values().all(|it| it.is_taken)
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let Self {
+                consumer,
+                connection,
+                connection_changed,
+                ..
+            } = *self;
+            drop(connection_changed);
+            if let Consumer::Subscribed(subscription) = consumer {
+                subscription.close().await;
+            }
+            connection.close().await;
+        })
+    }
+}

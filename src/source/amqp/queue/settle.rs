@@ -1,0 +1,142 @@
+//! What becomes of a delivery: what follows on it is stored, then it is acknowledged or goes back.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Consumer, Queue};
+use crate::message::Received;
+use crate::observe::Event;
+use crate::source::amqp::subscription::Subscription;
+use crate::source::amqp::successor::{Stored, unreadable};
+use crate::source::suspects::Held;
+use crate::source::{Handle, Next, Source, task_ref};
+
+/// A delivery that is not settled. The channel that it came on may be lost meanwhile.
+pub(super) struct Unsettled {
+    pub(super) generation: u64,
+    pub(super) tag: u64,
+    pub(super) received: Arc<Received>,
+    /// Whether the group has it in a slot.
+    pub(super) is_taken: bool,
+    /// What follows on it, while that is being stored.
+    pub(super) storing: Option<AbortOnDropHandle<()>>,
+    pub(super) _suspect: Option<Held>,
+}
+
+impl Queue {
+    /// Stores what follows on a delivery, in a task of its own.
+    pub(super) fn store(
+        &mut self,
+        handle: Handle,
+        storing: impl Future<Output = Stored> + Send + 'static,
+    ) {
+        let Some(unsettled) = self.unsettled.get_mut(&handle) else {
+            return;
+        };
+        let sender = self.sender.clone();
+        unsettled.storing = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            // Without a receiver the source is gone, and the broker takes the delivery back.
+            let _ = sender.send((handle, storing.await));
+        })));
+    }
+
+    /// Settles a delivery after what follows on it was stored or refused.
+    pub(super) fn stored(&mut self, handle: Handle, stored: Stored) {
+        if stored == Stored::NoQuarantine && self.drain.is_none() {
+            if let Some(unsettled) = self.unsettled.get_mut(&handle) {
+                unsettled.storing = None;
+                self.prefetched.push_back((handle, Instant::now()));
+            }
+            return;
+        }
+        let Some(unsettled) = self.unsettled.remove(&handle) else {
+            return;
+        };
+        let Unsettled {
+            generation,
+            tag,
+            received,
+            is_taken,
+            ..
+        } = unsettled;
+        match stored {
+            // If its channel is lost it will be delivered again all the same. That is explained.
+            Stored::Yes => {
+                if !self.finished(generation, tag) && received.has_id() {
+                    self.history.returned(received.key());
+                }
+            }
+            Stored::No | Stored::NoQuarantine => self.give_back(generation, tag, &received),
+            Stored::NoAndSuspect => drop(self.refuse(generation, tag)),
+        }
+        if is_taken {
+            self.settled.push_back(handle);
+        }
+    }
+
+    /// A delivery can be acknowledged. Whether its channel is there.
+    pub(super) fn finished(&mut self, generation: u64, tag: u64) -> bool {
+        let subscription = self.on_channel(generation);
+        subscription.map(|it| it.finished(tag)).is_some()
+    }
+
+    /// Returns a delivery to the broker. When it is delivered again, that explains it.
+    fn give_back(&mut self, generation: u64, tag: u64, received: &Received) {
+        let is_lost = !self.refuse(generation, tag);
+        // One without an id was counted when its channel was lost.
+        if received.has_id() || !is_lost {
+            self.history.returned(received.key());
+        }
+    }
+
+    /// Returns a delivery to the broker, which explains nothing. Whether its channel is there.
+    fn refuse(&mut self, generation: u64, tag: u64) -> bool {
+        let subscription = self.on_channel(generation);
+        subscription.map(|it| it.give_back(tag)).is_some()
+    }
+
+    /// The channel, if it is the one of this generation.
+    fn on_channel(&mut self, generation: u64) -> Option<&mut Subscription> {
+        match &mut self.consumer {
+            Consumer::Subscribed(subscription) if self.generation == generation => {
+                Some(subscription)
+            }
+            _ => None,
+        }
+    }
+
+    /// Puts prefetched deliveries back that have waited so long that the broker's ack timeout draws near.
+    pub(super) fn put_back_starved(&mut self) {
+        let now = Instant::now();
+        let is_due = |oldest: &(Handle, Instant)| now.duration_since(oldest.1) >= self.patience;
+        if !self.prefetched.front().is_some_and(is_due) {
+            return;
+        }
+        let since = now - self.patience / 2;
+        let number = self.prefetched.partition_point(|it| it.1 <= since);
+        for (handle, _) in self.prefetched.drain(..number).collect::<Vec<_>>() {
+            if let Some(unsettled) = self.unsettled.get(&handle)
+                && let Ok(message) = &unsettled.received.message
+            {
+                let task = task_ref(message);
+                let why = "no slot was free for it before the broker's ack timeout drew near";
+                let observers = &self.settings.observers;
+                observers.emit(&Event::GivenBack { task, why });
+            }
+            self.put_back(handle);
+        }
+    }
+
+    /// Puts a delivery back that has not begun.
+    pub(super) fn put_back(&mut self, handle: Handle) {
+        if let Some(unsettled) = self.unsettled.get(&handle) {
+            let next = match &unsettled.received.message {
+                Ok(_) => Next::Back,
+                Err(_) => unreadable(&unsettled.received),
+            };
+            self.settle(handle, next);
+        }
+    }
+}

@@ -60,7 +60,7 @@ async fn export_contacts(export: ExportContacts, cx: Context) -> Result<Outcome,
         if cx.is_shutting_down() {
             // A handler of your own saves the number in a table, under `cx.id()`, and begins there.
             println!("long: the export gives way before page {page}");
-            return Ok(Outcome::Snooze(Duration::ZERO));
+            return Ok(Outcome::snooze("0s"));
         }
         sleep(Duration::from_millis(200)).await;
     }
@@ -100,11 +100,8 @@ async fn main() -> anyhow::Result<()> {
         .work(["all"])
         .without_collector() // it has one of its own inside, with the defaults
         .until(shutdown.cancelled());
-    let collector = async {
-        let collector = app.collector()?.retention("14d")?;
-        collector.until(shutdown.cancelled()).await;
-        Ok(())
-    };
+    let collector = app.collector()?.retention("14d");
+    let collector = collector.until(shutdown.cancelled());
     let scheduler = app.scheduler()?.until(shutdown.cancelled());
     let signals = async {
         let asked = asked_to_end().await;
@@ -113,6 +110,7 @@ async fn main() -> anyhow::Result<()> {
     };
     // If one of them fails, the others are dropped and the program ends with its error.
     tokio::try_join!(worker, collector, scheduler, signals)?;
+    app.close().await;
     println!("bye: all three have ended");
     Ok(())
 }

@@ -50,10 +50,7 @@ async fn main() -> anyhow::Result<()> {
 
     // What runs has ten seconds to end, then it is cancelled and given back. A second Ctrl-C ends
     // the ten seconds. Any other future will do in place of the signals: `.until(shutdown)`.
-    app.work(["all"])
-        .grace(Duration::from_secs(10))
-        .until_terminated()
-        .await?;
+    app.work(["all"]).grace("10s").until_terminated().await?;
     println!("bye: what was not begun is back in its queue, run this again to see it");
     Ok(())
 }

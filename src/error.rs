@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::amqp::{Mismatch, Report};
 use crate::task::TaskId;
 use crate::topology::capabilities::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
+use crate::topology::duration::InvalidDuration;
 use crate::topology::near_miss;
 use crate::topology::problem::InvalidTopology;
 
@@ -510,11 +511,20 @@ pub enum Error {
     },
 
     /// A span of time was given as text that cannot be read.
-    #[error("cannot read {text:?} as a span of time: {problem}")]
-    InvalidDuration {
-        /// The text.
-        text: Box<str>,
-        /// What is wrong with it.
+    #[error("{_0}")]
+    InvalidDuration(Box<InvalidDuration>),
+
+    /// The app was closed before, with [`Tierline::close`](crate::Tierline::close). Nothing was done.
+    #[error("cannot {tried}: the app was closed; make a new one with Tierline::builder")]
+    Closed {
+        /// What was tried.
+        tried: Box<str>,
+    },
+
+    /// Publishing cannot use the pool of AMQP connections that the app was given.
+    #[error("cannot publish over the pool of AMQP connections: {problem}")]
+    InvalidPool {
+        /// What is wrong with it, and what to do.
         problem: Box<str>,
     },
 }
@@ -584,7 +594,9 @@ impl Error {
             | Error::BulkNotFound { .. }
             | Error::BulkRefused { .. }
             | Error::InvalidToken { .. }
-            | Error::InvalidDuration { .. } => false,
+            | Error::InvalidDuration(_)
+            | Error::Closed { .. }
+            | Error::InvalidPool { .. } => false,
         }
     }
 }

@@ -6,6 +6,7 @@
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
 #![doc = "[middleware]: guide::middleware"]
+#![doc = "[handlers that hang]: guide::handlers_that_hang"]
 #![doc = "[deploying a new task]: guide::deploying_a_new_task"]
 #![doc = "[changing a topology]: guide::changing_a_topology"]
 #![doc = "[operating dead letters]: guide::operating_dead_letters"]
@@ -35,6 +36,8 @@ pub mod task;
 pub mod message;
 
 pub mod observe;
+
+mod service;
 
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -76,6 +79,7 @@ pub use task::{
 #[cfg(feature = "macros")]
 pub use tierline_macros::{Task, task};
 pub use topology::Topology;
+pub use topology::duration::InvalidDuration;
 
 /// For the macros' expansion alone: no part of the public interface.
 #[doc(hidden)]

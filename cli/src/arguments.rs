@@ -1,8 +1,10 @@
 //! The command-line arguments.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tierline::task::IntoDuration;
 use tierline::topology::capabilities::Version;
 
 use crate::secret::Secret;
@@ -426,4 +428,12 @@ impl Topology {
             | Topology::Export { input, .. } => input,
         }
     }
+}
+
+/// A span of time that was given for an option.
+pub(crate) fn read_duration(option: &'static str, text: &str) -> Result<Duration, tierline::Error> {
+    text.into_duration().map_err(|mut invalid| {
+        invalid.setting = option;
+        invalid.into()
+    })
 }

@@ -107,7 +107,7 @@ fn code(error: &Error) -> u8 {
         Error::InvalidBrokerUrl { .. }
         | Error::InvalidManagementUrl { .. }
         | Error::InvalidDatabaseUrl { .. }
-        | Error::InvalidDuration { .. }
+        | Error::InvalidDuration(_)
         | Error::InvalidFilter { .. }
         | Error::InvalidToken { .. } => MISUSED,
         Error::DeadLetterNotFound { .. }

@@ -8,13 +8,12 @@ use std::time::Duration;
 use axum::Router;
 use serde_json::json;
 use tierline::admin::{Token, router};
-use tierline::task::IntoDuration;
 use tierline::{OnConnect, Tierline, Topology};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::arguments::{Broker, Log};
+use crate::arguments::{Broker, Log, read_duration};
 use crate::output::{Failure, Output};
 use crate::secret::Secret;
 
@@ -25,7 +24,7 @@ pub(crate) async fn run(
     listen: SocketAddr,
     grace: &str,
 ) -> Result<Output, Failure> {
-    let grace = grace.into_duration()?;
+    let grace = read_duration("--grace", grace)?;
     let token = Token::new(token.expose())?;
     let topology = Topology::load(&log.input.file)?;
     // Deployments change the broker; this server does not.

@@ -130,5 +130,5 @@ async fn whatever_is_in_a_dead_letter_queue_is_logged() {
     let all = tokio::time::timeout(Duration::from_secs(60), all).await;
     assert!(all.is_ok(), "{:?}", letters.by_tier().await);
     drop(stop);
-    collecting.await.unwrap();
+    collecting.await.unwrap().unwrap();
 }

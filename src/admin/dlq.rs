@@ -16,7 +16,6 @@ use super::{AdminState, MAX_BULK_REDRIVES};
 use crate::dead::{
     Canary, DeadLetters, Filter, Operation, Page, Reason, State as StateFilter, parse_time,
 };
-use crate::task::IntoDuration;
 
 /// The time window of groups if `since` is missing.
 const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
@@ -269,7 +268,7 @@ impl CanaryBody {
             canary = canary.success(share);
         }
         if let Some(wait) = self.wait {
-            canary = canary.wait(wait.as_str().into_duration()?);
+            canary = canary.wait(wait);
         }
         Ok(canary)
     }

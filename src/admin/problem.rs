@@ -29,9 +29,9 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::InvalidFilter { .. }
-            | Error::InvalidDuration { .. }
-            | Error::UnknownTier { .. } => StatusCode::BAD_REQUEST,
+            Error::InvalidFilter { .. } | Error::InvalidDuration(_) | Error::UnknownTier { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             Error::DeadLetterNotFound { .. } | Error::BulkNotFound { .. } => StatusCode::NOT_FOUND,
             Error::DeadLetterRefused { .. }
             | Error::BulkRefused { .. }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Deref;
 use std::time::Duration;
 
 use async_rs::util::RuntimeParts;
@@ -43,7 +44,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 pub struct Connection {
-    inner: lapin::Connection,
+    inner: Handle,
     address: Address,
     capabilities: Capabilities,
     repairs: Repairs,
@@ -51,6 +52,26 @@ pub struct Connection {
     abandoned: CancellationToken,
     /// Set if the connection reads only as far ahead of its consumers as its budget allows.
     gate: Option<ClosesGate>,
+}
+
+/// lapin's connection, and whose it is.
+enum Handle {
+    Own(lapin::Connection),
+    /// It goes back to the app's pool when it is dropped.
+    #[cfg(feature = "deadpool-lapin")]
+    Pooled(deadpool_lapin::Object),
+}
+
+impl Deref for Handle {
+    type Target = lapin::Connection;
+
+    fn deref(&self) -> &lapin::Connection {
+        match self {
+            Self::Own(connection) => connection,
+            #[cfg(feature = "deadpool-lapin")]
+            Self::Pooled(object) => object,
+        }
+    }
 }
 
 impl Connection {
@@ -87,19 +108,11 @@ impl Connection {
             Err(_) => return Err(silent(&address)),
         };
         unless_opened.disarm();
-        let frame_max = inner.configuration().frame_max();
-        if frame_max < FRAME_MAX {
-            tracing::warn!(
-                %address,
-                frame_max,
-                "the broker's frame_max is below {FRAME_MAX}: a retry or a dead letter with large headers may \
-                 not fit into a frame, and would cost the connection; raise it"
-            );
-        }
+        check_frame_max(&inner, &address);
         let reported = opening.version().unwrap_or_default();
         let capabilities = Capabilities::of(reported.parse()?)?;
         Ok(Self {
-            inner,
+            inner: Handle::Own(inner),
             address,
             capabilities,
             repairs: opening.repairs,
@@ -122,6 +135,47 @@ impl Connection {
         Err(refused)
     }
 
+    /// The next free connection of the app's pool, for publishing. What `known` tells of the broker holds for it
+    /// too: lapin does not hand on what the broker says of itself.
+    #[cfg(feature = "deadpool-lapin")]
+    pub(crate) async fn from_pool(
+        pool: &deadpool_lapin::Pool,
+        known: &(Address, Capabilities),
+    ) -> Result<Self, Error> {
+        let (address, capabilities) = known.clone();
+        let failed = |cause: String| Error::BrokerUnreachable {
+            address: format!("{address}, over the pool of AMQP connections").into(),
+            cause: cause.into(),
+        };
+        let inner = match timeout(OPEN_LIMIT, pool.get()).await {
+            Ok(Ok(object)) => object,
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Err(_) => {
+                let limit = OPEN_LIMIT.as_secs();
+                return Err(failed(format!("none was made or free within {limit} s")));
+            }
+        };
+        let (found, wanted) = (inner.status().vhost(), address.virtual_host());
+        if found.as_str() != wanted {
+            return Err(Error::InvalidPool {
+                problem: format!(
+                    "it connects to the virtual host {found:?}, and .amqp(…) of the builder to {wanted:?}; give \
+                     both the same"
+                )
+                .into(),
+            });
+        }
+        check_frame_max(&inner, &address);
+        Ok(Self {
+            inner: Handle::Pooled(inner),
+            address,
+            capabilities,
+            repairs: Repairs::default(),
+            abandoned: CancellationToken::new(),
+            gate: None,
+        })
+    }
+
     /// The capabilities of the broker's version, as reported when the connection opened.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -134,12 +188,23 @@ impl Connection {
 
     /// Closes the connection, so that the broker does not log it as lost.
     pub async fn close(self) {
+        self.end().await;
+    }
+
+    /// The same where others still refer to it. Nothing can be done on it any more. One of the app's pool is
+    /// replaced there.
+    pub(crate) async fn end(&self) {
         if let Some(ClosesGate(gate)) = &self.gate {
             gate.close();
         }
         let closing = self.inner.close(200, "done".into());
         // Without a reply it is dropped, which closes it too.
         let _ = timeout(CLOSE_LIMIT, closing).await;
+    }
+
+    /// Whether it goes back to the app's pool when it is dropped.
+    pub(crate) fn is_pooled(&self) -> bool {
+        !matches!(self.inner, Handle::Own(_))
     }
 
     /// The malformed properties that were corrected in deliveries on this connection.
@@ -204,6 +269,18 @@ impl Drop for Connection {
             })),
             Err(_) => abandoned.cancel(),
         }
+    }
+}
+
+fn check_frame_max(connection: &lapin::Connection, address: &Address) {
+    let frame_max = connection.configuration().frame_max();
+    if frame_max < FRAME_MAX {
+        tracing::warn!(
+            %address,
+            frame_max,
+            "the broker's frame_max is below {FRAME_MAX}: a retry or a dead letter with large headers may \
+             not fit into a frame, and would cost the connection; raise it"
+        );
     }
 }
 

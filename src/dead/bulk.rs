@@ -9,9 +9,11 @@ use super::bulk_runner::BulkRunner;
 use super::redrive::to_its_end;
 use super::{DeadLetters, Filter, Operation, OperationKind, OperationState, State};
 use crate::Error;
+use crate::task::IntoDuration;
+use crate::topology::duration::Unreadable;
 
 /// A sample that is redriven first. The rest follows only if enough of the sample succeeds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Canary {
     /// How many rows the sample has.
@@ -20,6 +22,8 @@ pub struct Canary {
     pub success: f64,
     /// How long to wait for their outcome.
     pub wait: Duration,
+    #[serde(skip)]
+    unreadable: Unreadable,
 }
 
 impl Canary {
@@ -29,6 +33,7 @@ impl Canary {
             count: count.max(1),
             success: 0.9,
             wait: Duration::from_secs(600),
+            unreadable: Unreadable::NONE,
         }
     }
 
@@ -42,9 +47,10 @@ impl Canary {
         self
     }
 
-    /// Sets how long to wait for their outcome.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
+    /// Sets how long to wait for their outcome, such as `"10m"`. A text that cannot be read is refused where the
+    /// redrive runs.
+    pub fn wait(mut self, wait: impl IntoDuration) -> Self {
+        self.unreadable.set("wait", wait, &mut self.wait);
         self
     }
 }
@@ -61,7 +67,7 @@ pub struct BulkRedrive {
 type Progress = dyn Fn(&Operation) + Send + Sync;
 
 /// The settings of a redrive, stored for a process that resumes it.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Settings {
     pub(super) rate: Option<u32>,
@@ -216,7 +222,7 @@ impl BulkRedrive {
     /// Stores the redrive without running it. [`DeadLetters::resume`] runs it, here or in another process.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
+    /// [`Error::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database.
     pub async fn prepare(self) -> Result<Operation, Error> {
         let begun = self.begin().await?;
         let (id, stopped) = (begun.operation.id, OperationState::Stopped);
@@ -230,7 +236,7 @@ impl BulkRedrive {
     /// If this future is dropped, the redrive stops after its batch.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database. After a database error it can be resumed.
+    /// [`Error::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database. After a database error it can be resumed.
     pub async fn run(self) -> Result<Operation, Error> {
         let abandoned = CancellationToken::new();
         let _when_dropped = abandoned.clone().drop_guard();
@@ -257,6 +263,9 @@ impl BulkRedrive {
     async fn begin(&self) -> Result<Begun, Error> {
         self.letters.publisher()?;
         self.filter.check()?;
+        if let Some(canary) = &self.settings.canary {
+            canary.unreadable.check()?;
+        }
         if self.filter.state.is_some_and(|state| state != State::Dead) {
             return Err(Error::InvalidFilter {
                 problem: "only dead rows can be redriven: leave `state` out".into(),

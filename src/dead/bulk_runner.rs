@@ -47,7 +47,7 @@ struct Batch {
 impl BulkRunner<'_> {
     pub(super) async fn all(&self) -> Result<RunResult, Error> {
         let mut after = None;
-        if let Some(canary) = self.bulk.settings.canary
+        if let Some(canary) = &self.bulk.settings.canary
             && let Some(ended) = self.canary(canary, &mut after).await?
         {
             return Ok(ended);
@@ -116,7 +116,7 @@ impl BulkRunner<'_> {
     /// did.
     async fn canary(
         &self,
-        canary: Canary,
+        canary: &Canary,
         after: &mut Option<(Time, i64)>,
     ) -> Result<Option<RunResult>, Error> {
         let mut confirmed = Vec::new();

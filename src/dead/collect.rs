@@ -2,10 +2,10 @@
 //! its row is committed.
 
 use std::future::{Future, IntoFuture, pending};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{BoxFuture, select};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::entry::{DeadLetterQueue, Entry};
@@ -19,8 +19,10 @@ use crate::backoff::Backoff;
 use crate::observe::{Event, Observers, Purpose};
 use crate::postgres::{Database, STATEMENT_LIMIT};
 use crate::secret::Secret;
+use crate::service::{Service, Termination};
 use crate::task::IntoDuration;
 use crate::topology::Topology;
+use crate::topology::duration::Unreadable;
 
 /// How many rows one statement writes by default.
 const BATCH: u16 = 500;
@@ -33,6 +35,9 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Moves dead letters from their queues into the log while it runs. Get it from
 /// [`Tierline::collector`](crate::Tierline::collector).
+///
+/// It runs [until a future completes](Self::until), [until the process is asked to end](Self::until_terminated),
+/// or for ever where it is awaited as it is.
 ///
 /// Any number may run at once, in workers or alone. While the database or the broker is away it waits, and
 /// nothing is lost: messages that are not committed stay in their queues.
@@ -48,10 +53,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// # async fn example(app: tierline::Tierline, shutdown: impl Future<Output = ()> + Send + 'static)
 /// # -> Result<(), tierline::Error> {
 /// app.collector()?
-///     .retention("14d")?
-///     .growth_limit(100, "1m")?
+///     .retention("14d")
+///     .growth_limit(100, "1m")
 ///     .until(shutdown)
-///     .await;
+///     .await?;
 /// # Ok(()) }
 /// ```
 #[must_use = "a collector does nothing until it is awaited"]
@@ -64,6 +69,7 @@ pub struct Collector {
     pub(super) observers: Observers,
     batch: u16,
     housekeeping: Housekeeping,
+    unreadable: Unreadable,
 }
 
 impl Collector {
@@ -82,6 +88,7 @@ impl Collector {
             observers,
             batch: BATCH,
             housekeeping: Housekeeping::default(),
+            unreadable: Unreadable::NONE,
         }
     }
 
@@ -93,12 +100,10 @@ impl Collector {
 
     /// How long rows are kept after they died and were logged, such as `"90d"`. Default: 30 days. Rows that
     /// are being redriven stay.
-    ///
-    /// # Errors
-    /// [`Error::InvalidDuration`].
-    pub fn retention(mut self, keep: impl IntoDuration) -> Result<Self, Error> {
-        self.housekeeping.retention = Some(keep.into_duration()?);
-        Ok(self)
+    pub fn retention(mut self, keep: impl IntoDuration) -> Self {
+        let place = self.housekeeping.retention.get_or_insert_default();
+        self.unreadable.set("retention", keep, place);
+        self
     }
 
     /// Keeps rows for ever.
@@ -110,73 +115,80 @@ impl Collector {
     /// Emits [`Event::DeadLettersGrow`] when more than `count` messages of a tier died within
     /// the last `within`, such as `"10m"`. One of the app's collectors emits it, once in that time.
     /// Default: no limit.
-    ///
-    /// # Errors
-    /// [`Error::InvalidDuration`].
-    pub fn growth_limit(self, count: u64, within: impl IntoDuration) -> Result<Self, Error> {
+    pub fn growth_limit(self, count: u64, within: impl IntoDuration) -> Self {
         self.growth(None, count, within)
     }
 
     /// Sets the growth limit of one tier, in place of the general one.
-    ///
-    /// # Errors
-    /// [`Error::InvalidDuration`]; [`Error::InvalidFilter`] if the map has no such tier.
-    pub fn tier_growth_limit(
-        self,
-        tier: &str,
-        count: u64,
-        within: impl IntoDuration,
-    ) -> Result<Self, Error> {
-        if self.topology.tier(tier).is_none() {
-            return Err(Error::InvalidFilter {
-                problem: format!("the map has no tier {tier:?}").into(),
-            });
-        }
+    pub fn tier_growth_limit(self, tier: &str, count: u64, within: impl IntoDuration) -> Self {
         self.growth(Some(tier), count, within)
     }
 
-    fn growth(
-        mut self,
-        tier: Option<&str>,
-        count: u64,
-        within: impl IntoDuration,
-    ) -> Result<Self, Error> {
-        self.housekeeping.growth.push(Growth {
+    fn growth(mut self, tier: Option<&str>, count: u64, within: impl IntoDuration) -> Self {
+        let mut growth = Growth {
             tier: tier.map(str::to_owned),
             count,
-            within: within.into_duration()?,
-        });
-        Ok(self)
+            within: Duration::ZERO,
+        };
+        self.unreadable
+            .set("growth limit", within, &mut growth.within);
+        self.housekeeping.growth.push(growth);
+        self
     }
 
-    /// How often the collector deletes old rows and checks growth. Default: every 30 s.
-    pub fn housekeeping_every(mut self, pause: Duration) -> Self {
-        self.housekeeping.every = pause.max(Duration::from_millis(10));
+    /// How often the collector deletes old rows and checks growth, at least 10 ms. Default: every 30 s.
+    pub fn housekeeping_every(mut self, pause: impl IntoDuration) -> Self {
+        let every = &mut self.housekeeping.every;
+        self.unreadable.set("housekeeping_every", pause, every);
+        *every = (*every).max(Duration::from_millis(10));
         self
     }
 
     /// Runs until `shutdown` completes. A batch that is being written then has five seconds to finish.
-    pub async fn until(self, shutdown: impl Future<Output = ()>) {
-        let (ended, ending) = tokio::sync::watch::channel(false);
-        let working = pin!(self.run(Ending(ending)));
-        match select(pin!(shutdown), working).await {
-            Either::Left(((), working)) => {
-                ended.send_replace(true);
-                // It ends at its next step. A batch that hangs is cut off; its messages stay in their queues.
-                let _ = tokio::time::timeout(GRACE, working).await;
-            }
-            Either::Right(((), _)) => {}
-        }
+    ///
+    /// # Errors
+    /// [`Error::InvalidDuration`] and [`Error::UnknownTier`] where a setting cannot be used, before anything is
+    /// begun. Broker and database may come and go meanwhile.
+    pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        self.check()?;
+        let collector = Service::new("collector", &self.observers);
+        // What hangs is cut off, and stays in its queue.
+        let collecting =
+            collector.run_until(shutdown, GRACE, |ending| self.collect(Ending(ending)));
+        let housekeeper = Service::new("collector housekeeping", &self.observers);
+        let sweeping = housekeeper.run(|| {
+            self.housekeeping.run(
+                self.database.clone(),
+                self.topology.clone(),
+                self.observers.clone(),
+            )
+        });
+        select(pin!(collecting), pin!(sweeping)).await;
+        Ok(())
     }
 
-    async fn run(self, ending: Ending) {
-        let sweeping = self.housekeeping.run(
-            self.database.clone(),
-            self.topology.clone(),
-            self.observers.clone(),
-        );
-        let collecting = self.collect(ending);
-        select(pin!(collecting), pin!(sweeping)).await;
+    /// Runs until the process is asked to end, with SIGTERM or Ctrl-C; on Windows with Ctrl-C.
+    ///
+    /// # Errors
+    /// As [`until`](Self::until); [`Error::NoSignals`] where the system does not pass them on.
+    pub async fn until_terminated(self) -> Result<(), Error> {
+        let termination = Termination::listen()?;
+        self.until(termination.asked(1)).await
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.unreadable.check()?;
+        let limited = self.housekeeping.growth.iter();
+        for tier in limited.filter_map(|growth| growth.tier.as_deref()) {
+            if self.topology.tier(tier).is_none() {
+                let known: Vec<_> = self.topology.tiers().iter().map(|it| &*it.name).collect();
+                return Err(Error::UnknownTier {
+                    tier: tier.into(),
+                    known: known.join(", ").into(),
+                });
+            }
+        }
+        Ok(())
     }
 
     async fn collect(&self, ending: Ending) {
@@ -351,10 +363,10 @@ fn lost(connection: &Connection) -> Error {
 }
 
 impl IntoFuture for Collector {
-    type Output = ();
-    type IntoFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+    type Output = Result<(), Error>;
+    type IntoFuture = BoxFuture<'static, Result<(), Error>>;
 
-    /// Runs for ever.
+    /// Runs for ever: as [`until`](Collector::until) with a shutdown that never comes.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.until(pending()))
     }

@@ -55,7 +55,9 @@ pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 use crate::Error;
 use crate::postgres::Database;
 use crate::publish::Publisher;
+use crate::task::IntoDuration;
 use crate::topology::Topology;
+use crate::topology::duration::Unreadable;
 
 /// The longest operator name and reason that the log keeps, in bytes.
 const LONGEST: usize = 200;
@@ -91,6 +93,7 @@ pub struct DeadLetters {
     who: Arc<str>,
     why: Arc<str>,
     lease: Duration,
+    unreadable: Unreadable,
 }
 
 impl DeadLetters {
@@ -117,6 +120,7 @@ impl DeadLetters {
             who: "somebody".into(),
             why: "".into(),
             lease: redrive::LEASE,
+            unreadable: Unreadable::NONE,
         }
     }
 
@@ -132,25 +136,29 @@ impl DeadLetters {
         self
     }
 
-    /// How long a claim on rows that are being redriven lasts after its process last reported. Default:
+    /// How long a claim on rows that are being redriven lasts after its process last reported, such as `"2m"`. Default:
     /// 60 s. It must be longer than the broker takes to confirm a batch.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+    /// A text that cannot be read is refused where something is redriven.
+    pub fn lease(mut self, lease: impl IntoDuration) -> Self {
+        self.unreadable.set("lease", lease, &mut self.lease);
         self
     }
 
     /// Deletes rows that died, and were logged, longer ago than `keep`, as the collector does. Returns how many.
     ///
     /// # Errors
-    /// As every use of the database.
-    pub async fn expire(&self, keep: Duration) -> Result<u64, Error> {
+    /// [`Error::InvalidDuration`], and as every use of the database.
+    pub async fn expire(&self, keep: impl IntoDuration) -> Result<u64, Error> {
+        let keep = keep.into_duration().map_err(|it| it.of("keep"))?;
         housekeeping::expire(&self.database, self.app(), keep).await
     }
 
+    /// What redrives go through.
     fn publisher(&self) -> Result<&Publisher, Error> {
         let none = || Error::InvalidBrokerUrl {
             problem: "no broker URL was given, and a redrive publishes to the broker".into(),
         };
+        self.unreadable.check()?;
         self.publisher.as_ref().ok_or_else(none)
     }
 

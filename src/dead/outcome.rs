@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sqlx::PgConnection;
-use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 
 use super::RedriveOutcome;
 use crate::message::Message;
@@ -16,6 +16,8 @@ const WAITING: usize = 10_000;
 /// How many outcomes one statement writes.
 const BATCH: usize = 500;
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long the app's end waits for what is not written yet.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// Writes the outcome of redriven tasks into the rows that they were redriven from. Cheap to clone.
 ///
@@ -27,7 +29,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// 10,000, are lost. The collector also records that a redriven task died again.
 #[derive(Debug, Clone)]
 pub struct Outcomes {
-    sender: mpsc::Sender<RecordedOutcome>,
+    sender: mpsc::Sender<Item>,
+}
+
+/// What the writer is given.
+#[derive(Debug)]
+enum Item {
+    Outcome(RecordedOutcome),
+    /// To be answered when all that came before was tried.
+    Flush(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]
@@ -67,30 +77,50 @@ impl Outcomes {
         }
     }
 
+    /// Waits until what was recorded so far is written, five seconds at most.
+    pub(crate) async fn flush(&self) {
+        let (written, is_written) = oneshot::channel();
+        let flushing = async {
+            if self.sender.send(Item::Flush(written)).await.is_ok() {
+                let _ = is_written.await;
+            }
+        };
+        if timeout(FLUSH_LIMIT, flushing).await.is_err() {
+            tracing::warn!(
+                limit = ?FLUSH_LIMIT,
+                "outcomes of redrives may be lost: the database did not take them in time"
+            );
+        }
+    }
+
     fn note(&self, from: &str, life: u32, outcome: RedriveOutcome) {
         // Other producers may write any text there.
         let (Ok(row), Ok(life)) = (from.parse(), i32::try_from(life)) else {
             return;
         };
-        if self
-            .sender
-            .try_send(RecordedOutcome { row, life, outcome })
-            .is_err()
-        {
+        let outcome_item = Item::Outcome(RecordedOutcome { row, life, outcome });
+        if self.sender.try_send(outcome_item).is_err() {
             tracing::warn!(row, %outcome, "dropped the outcome of a redrive: too many wait for the database");
         }
     }
 }
 
-async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<RecordedOutcome>) {
-    let mut batch = Vec::with_capacity(BATCH);
-    while receiver.recv_many(&mut batch, BATCH).await > 0 {
+async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<Item>) {
+    let mut items = Vec::with_capacity(BATCH);
+    while receiver.recv_many(&mut items, BATCH).await > 0 {
+        let (mut batch, mut flushed) = (Vec::with_capacity(items.len()), Vec::new());
+        for item in items.drain(..) {
+            match item {
+                Item::Outcome(ended) => batch.push(ended),
+                Item::Flush(written) => flushed.push(written),
+            }
+        }
         // In one order everywhere, so that two writers never deadlock.
         batch.sort_by_key(|ended| ended.row);
         let rows: Vec<i64> = batch.iter().map(|ended| ended.row).collect();
         let lives: Vec<i32> = batch.iter().map(|ended| ended.life).collect();
         let outcomes: Vec<&str> = batch.iter().map(|ended| ended.outcome.as_str()).collect();
-        loop {
+        while !rows.is_empty() {
             let marking = async {
                 let mut connection = database.pool().acquire().await?;
                 mark(&mut connection, &app, &rows, &lives, &outcomes).await
@@ -108,7 +138,10 @@ async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<Rec
                 }
             }
         }
-        batch.clear();
+        for written in flushed {
+            // Whoever waits no longer need not know.
+            let _ = written.send(());
+        }
     }
 }
 

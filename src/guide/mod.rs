@@ -8,6 +8,7 @@
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
 //! | [middleware](middleware) | What do many handlers have in common? |
+//! | [handlers that hang](handlers_that_hang) | What if a handler never yields? |
 //! | [deploying a new task](deploying_a_new_task) | In which order do I roll out? |
 //! | [changing a topology](changing_a_topology) | What can I change, and how? |
 //! | [operating dead letters](operating_dead_letters) | Tasks have failed. What now? |
@@ -34,6 +35,9 @@ pub mod long_tasks_across_deploys {}
 
 #[doc = include_str!("middleware.md")]
 pub mod middleware {}
+
+#[doc = include_str!("handlers_that_hang.md")]
+pub mod handlers_that_hang {}
 
 #[doc = include_str!("deploying_a_new_task.md")]
 pub mod deploying_a_new_task {}

@@ -165,6 +165,28 @@ pub enum Event<'a> {
         tier: &'a str,
     },
 
+    /// A long-running part of the app panicked, which is a bug, and is started again after a pause. No task is
+    /// lost: the broker redelivers what the part had not settled.
+    Restarted {
+        /// The part: `group NAME` of a worker, `collector`, `collector housekeeping`, `scheduler` or
+        /// `publish connection`.
+        service: &'a str,
+        /// The message of the panic.
+        cause: &'a str,
+        /// The pause.
+        after: Duration,
+    },
+    /// Handlers that never yield hold every thread of the runtime, and at least one is past its timeout. Nothing
+    /// else runs in this process until one of them ends: no task, no heartbeat, no answer to a signal. Emitted on
+    /// the watchdog's own thread, once for each time it happens.
+    RuntimeHung {
+        /// How long the runtime has run nothing else.
+        silent: Duration,
+        /// Whether the process is aborted next, which
+        /// [`Builder::abort_when_hung`](crate::Builder::abort_when_hung) allows.
+        aborts: bool,
+    },
+
     /// The broker has stored a run of a schedule.
     SchedulePublished {
         /// The schedule's name.

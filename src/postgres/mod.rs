@@ -25,7 +25,7 @@ const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// The default limit of a statement or transaction.
 pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
 /// The largest number of connections of a process: it works on a few batches at a time.
-const MAX_CONNECTIONS: u32 = 8;
+pub(crate) const MAX_CONNECTIONS: u32 = 8;
 
 /// The database that tierline stores its tables in. Cheap to clone; all clones share one pool of
 /// connections.
@@ -47,6 +47,8 @@ const MAX_CONNECTIONS: u32 = 8;
 pub struct Database {
     pool: PgPool,
     address: Arc<str>,
+    /// Whether the pool is the app's, which goes on with it when tierline is closed.
+    is_lent: bool,
 }
 
 impl Database {
@@ -60,6 +62,11 @@ impl Database {
     /// # Errors
     /// [`Error::InvalidDatabaseUrl`].
     pub fn new(url: &str) -> Result<Self, Error> {
+        Self::with_connections(url, MAX_CONNECTIONS)
+    }
+
+    /// The same with at most so many connections.
+    pub(crate) fn with_connections(url: &str, most: u32) -> Result<Self, Error> {
         address::check(url)?;
         let options = PgConnectOptions::from_str(url).map_err(|_| {
             // The parser's message may repeat a part of the URL.
@@ -70,16 +77,37 @@ impl Database {
             .application_name("tierline")
             .disable_statement_logging();
         let pool = PgPoolOptions::new()
-            .max_connections(MAX_CONNECTIONS)
+            .max_connections(most.max(1))
             .acquire_timeout(ACQUIRE_LIMIT)
             .connect_lazy_with(options);
-        Ok(Self { pool, address })
+        Ok(Self {
+            pool,
+            address,
+            is_lent: false,
+        })
     }
 
-    /// Closes the connections after their current statements, within five seconds.
+    /// A database over a pool that the app has already. Its size and its timeouts are the app's to choose: an app
+    /// whose own statements take all connections keeps tierline waiting, and the other way round.
+    ///
+    /// The scheduler has two connections of its own beside the pool, made with the pool's `connect_options`; what
+    /// `after_connect` of the pool does is not done on those.
+    pub fn from_pool(pool: PgPool) -> Self {
+        let address = address::shown(&pool.connect_options()).into();
+        Self {
+            pool,
+            address,
+            is_lent: true,
+        }
+    }
+
+    /// Closes the connections, after what is under way on them, within five seconds. Those of a
+    /// [pool of the app's own](Self::from_pool) stay.
     pub async fn close(&self) {
-        // The connections are closed either way.
-        let _ = timeout(ACQUIRE_LIMIT, self.pool.close()).await;
+        if !self.is_lent {
+            // They are gone either way.
+            let _ = timeout(ACQUIRE_LIMIT, self.pool.close()).await;
+        }
     }
 
     /// The pool, for statements. Run them inside [`within`](Self::within).
@@ -114,7 +142,7 @@ impl Database {
         match error {
             sqlx::Error::PoolTimedOut => unreachable(&format!(
                 "no connection was opened or free within {} s",
-                ACQUIRE_LIMIT.as_secs()
+                self.pool.options().get_acquire_timeout().as_secs()
             )),
             sqlx::Error::PoolClosed => unreachable("its pool is closed"),
             sqlx::Error::Tls(cause) => unreachable(&cause.to_string()),

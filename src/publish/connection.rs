@@ -1,5 +1,6 @@
 //! One connection for publishing, which is reopened for ever.
 
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::confirm_channel::ConfirmChannel;
 use super::pool::State;
 use crate::Error;
+#[cfg(feature = "deadpool-lapin")]
+use crate::amqp::Address;
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
 use crate::observe::{Event, Observers, Purpose};
@@ -28,9 +31,44 @@ const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// How to connect, and the observers of connection events.
 #[derive(Debug)]
 pub(super) struct Settings {
-    pub(super) urls: Vec<Secret>,
-    pub(super) name: String,
+    pub(super) from: Connections,
     pub(super) observers: Observers,
+}
+
+/// Where the connections come from.
+pub(crate) enum Connections {
+    /// Made to one of these addresses, under this name.
+    Own { urls: Vec<Secret>, name: String },
+    /// Taken from a pool of the app's, and kept.
+    #[cfg(feature = "deadpool-lapin")]
+    Pooled {
+        pool: deadpool_lapin::Pool,
+        known: (Address, Capabilities),
+    },
+}
+
+impl Connections {
+    /// The next one; `turn` chooses the address.
+    async fn next(&self, turn: usize) -> Result<Connection, Error> {
+        match self {
+            Self::Own { urls, name } => {
+                Connection::open(urls[turn % urls.len()].expose(), name).await
+            }
+            #[cfg(feature = "deadpool-lapin")]
+            Self::Pooled { pool, known } => Connection::from_pool(pool, known).await,
+        }
+    }
+}
+
+/// Without the pool, whose `Debug` shows its URL with the password.
+impl fmt::Debug for Connections {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own { name, .. } => write!(out, "Own({name})"),
+            #[cfg(feature = "deadpool-lapin")]
+            Self::Pooled { known, .. } => write!(out, "Pooled({})", known.0),
+        }
+    }
 }
 
 /// An open connection and its confirm channels.
@@ -63,6 +101,19 @@ impl PublishConnection {
 
     pub(super) fn capabilities(&self) -> &Capabilities {
         self.connection.capabilities()
+    }
+
+    /// Lets go of the connection, for good: closes it, or gives it back to the app's pool.
+    pub(super) async fn close(&self) {
+        for slot in &self.channels {
+            // A channel that is being replaced has nothing under way.
+            if let Ok(mut slot) = slot.try_lock() {
+                slot.take();
+            }
+        }
+        if !self.connection.is_pooled() {
+            self.connection.end().await;
+        }
     }
 
     /// Has the connection replaced, because the broker does not answer on it.
@@ -180,7 +231,12 @@ pub(super) async fn keep_open(
             purpose,
             cause: &cause,
         });
-        drop(current);
+        if current.connection.is_pooled() {
+            // One that does not answer looks well to the pool. Ended first, it is not lent again.
+            tokio::spawn(async move { current.connection.end().await });
+        } else {
+            drop(current);
+        }
         backoff.pause_after(connected_at.elapsed()).await;
     }
 }
@@ -193,8 +249,7 @@ async fn connect(
     report: &impl Fn(State),
 ) -> Connection {
     loop {
-        let url = &settings.urls[*next % settings.urls.len()];
-        let cause = match Connection::open(url.expose(), &settings.name).await {
+        let cause = match settings.from.next(*next).await {
             Ok(connection) => return connection,
             Err(error) => error.to_string(),
         };

@@ -15,19 +15,21 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::Stream;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::amqp::Connection;
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::route::{self, RouteRequest};
-use crate::secret::Secret;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::capabilities::Capabilities;
 use crate::{Error, TaskId};
 use confirm_channel::{ConfirmChannel, SendOutcome};
 pub(crate) use confirm_channel::{Content, OutgoingMessage};
+pub(crate) use connection::Connections;
 use connection::{PublishConnection, Settings};
 use pool::{NoChannel, Pool};
 
@@ -35,6 +37,9 @@ use pool::{NoChannel, Pool};
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+
+/// How long what is under way has to end when the app is closed.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The pause before a refused or lost message is sent again. It doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -58,6 +63,8 @@ struct Inner {
     app: Arc<str>,
     pool: Pool,
     trace: TraceContext,
+    /// What is being published. Closed with the app: nothing begins any more.
+    under_way: TaskTracker,
 }
 
 /// Gets the trace context of the caller that publishes.
@@ -94,18 +101,13 @@ impl Publisher {
     /// one of `urls` for ever.
     pub(crate) fn new(
         topology: Topology,
-        urls: Vec<Secret>,
-        name: String,
+        from: Connections,
         first: Connection,
         connections: usize,
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
-        let settings = Settings {
-            urls,
-            name,
-            observers,
-        };
+        let settings = Settings { from, observers };
         let pool = Pool::open(settings, connections, first);
         Self {
             inner: Arc::new(Inner {
@@ -113,8 +115,24 @@ impl Publisher {
                 topology,
                 pool,
                 trace,
+                under_way: TaskTracker::new(),
             }),
         }
+    }
+
+    /// Refuses what begins from now on, waits for what is under way, five seconds at most, and closes the
+    /// connections.
+    pub(crate) async fn close(&self) {
+        self.inner.under_way.close();
+        // What is cut off ends with an error of its own.
+        let _ = timeout(CLOSE_LIMIT, self.inner.under_way.wait()).await;
+        self.inner.pool.close().await;
+    }
+
+    /// # Errors
+    /// [`Error::Closed`] after [`close`](Self::close).
+    pub(crate) fn check_open(&self, tried: &str) -> Result<(), Error> {
+        self.inner.begin(|| tried.into()).map(drop)
     }
 
     /// Sends a message that has its destination and its properties already (a retry, a dead letter, a
@@ -126,6 +144,7 @@ impl Publisher {
         deadline: Instant,
     ) -> Result<(), Error> {
         let attempt = PublishAttempt {
+            _under_way: self.inner.begin(|| format!("publish {id}"))?,
             message: Arc::new(message),
             id: id.clone(),
             tier: String::new(),
@@ -180,6 +199,7 @@ struct PublishAttempt {
     deadline: Instant,
     /// Whether a message without a confirm must not be sent again.
     is_once: bool,
+    _under_way: TaskTrackerToken,
 }
 
 /// Why a message is not confirmed, for the error at the deadline.
@@ -194,6 +214,7 @@ enum SendFailure {
 impl Inner {
     /// Turns a request into a message with its destination and deadline.
     fn prepare(&self, mut request: PublishRequest) -> Result<PublishAttempt, Error> {
+        let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
@@ -208,7 +229,20 @@ impl Inner {
             tier,
             deadline,
             is_once,
+            _under_way: under_way,
         })
+    }
+
+    /// Counts something as under way, unless the app was closed.
+    fn begin(&self, tried: impl FnOnce() -> String) -> Result<TaskTrackerToken, Error> {
+        // Counted first: what `close` does not wait for sees that it is closed.
+        let token = self.under_way.token();
+        match self.under_way.is_closed() {
+            true => Err(Error::Closed {
+                tried: tried().into(),
+            }),
+            false => Ok(token),
+        }
     }
 
     /// The outcome for the caller of a publish.

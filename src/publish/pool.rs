@@ -1,7 +1,7 @@
 //! The connections for publishing: a few, reopened for ever, and shared by all publishers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -10,14 +10,16 @@ use tokio::time::{Instant, timeout_at};
 use super::confirm_channel::{ConfirmChannel, STUCK_AFTER};
 use super::connection::{self, PublishConnection, Settings};
 use crate::amqp::Connection;
+use crate::service::Service;
 use crate::topology::capabilities::Capabilities;
 
 /// Connections that are reopened whenever they are lost, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Pool {
     states: watch::Receiver<States>,
+    changed: Arc<watch::Sender<States>>,
     next: AtomicUsize,
-    _tasks: JoinSet<()>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// The state of every connection, and what is known of the broker.
@@ -80,13 +82,42 @@ impl Pool {
             if let Some(connection) = &begin {
                 report(State::Up(Arc::clone(connection)));
             }
-            tasks.spawn(connection::keep_open(Arc::clone(&settings), begin, report));
+            let service = Service::new("publish connection", &settings.observers);
+            let (settings, mut begin) = (Arc::clone(&settings), begin);
+            tasks.spawn(async move {
+                let keep_open =
+                    || connection::keep_open(Arc::clone(&settings), begin.take(), &report);
+                service.run(keep_open).await;
+            });
         }
         Self {
             states,
+            changed: sender,
             next: AtomicUsize::new(0),
-            _tasks: tasks,
+            tasks: Mutex::new(tasks),
         }
+    }
+
+    /// Closes the connections, within five seconds, or gives them back to the app's pool. None is opened again.
+    pub(super) async fn close(&self) {
+        let mut tasks = std::mem::take(&mut *self.lock_tasks());
+        tasks.shutdown().await;
+        let mut open = Vec::new();
+        self.changed.send_modify(|states| {
+            let closed = State::Down("the app was closed".into());
+            for state in &mut states.connections {
+                match std::mem::replace(state, closed.clone()) {
+                    State::Up(connection) | State::Blocked(connection) => open.push(connection),
+                    State::Down(_) => {}
+                }
+            }
+        });
+        let closing = open.iter().map(|connection| connection.close());
+        futures_util::future::join_all(closing).await;
+    }
+
+    fn lock_tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A channel that is open already, which is nearly always there.

@@ -49,7 +49,7 @@ impl Schedule {
             T::NAME,
             payload,
             timing,
-            expires.into_duration()?,
+            expires.into_duration().map_err(|it| it.of("expires"))?,
         ))
     }
 

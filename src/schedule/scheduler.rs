@@ -1,12 +1,12 @@
 //! The scheduler of one process: follows and leads in turn.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, IntoFuture, pending};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::{Either, select};
+use futures_util::future::{BoxFuture, Either, select};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -18,6 +18,7 @@ use super::store::Store;
 use super::table::Table;
 use crate::observe::{Event, Observers};
 use crate::postgres::Database;
+use crate::service::{Service, Termination};
 use crate::task::Publish;
 use crate::topology::Topology;
 use crate::{Error, TaskId};
@@ -31,8 +32,11 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// Publishes due runs while this process leads. See [`Tierline::scheduler`].
 ///
+/// It runs [until a future completes](Self::until), [until the process is asked to end](Self::until_terminated),
+/// or for ever where it is awaited as it is.
+///
 /// [`Tierline::scheduler`]: crate::Tierline::scheduler
-#[must_use = "nothing is scheduled until `until` is awaited"]
+#[must_use = "a scheduler does nothing until it is awaited"]
 pub struct Scheduler {
     topology: Topology,
     database: Database,
@@ -82,8 +86,24 @@ impl Scheduler {
     /// # Errors
     /// [`Error::NotMigrated`], and other permanent errors of the database.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let service = Service::new("scheduler", &self.observers);
+        let ended = service.run_until(shutdown, LONGEST_STOP, |stopping| self.run(stopping));
+        ended.await.unwrap_or(Ok(()))
+    }
+
+    /// Runs until the process is asked to end, with SIGTERM or Ctrl-C; on Windows with Ctrl-C.
+    ///
+    /// # Errors
+    /// As [`until`](Self::until); [`Error::NoSignals`] where the system does not pass them on.
+    pub async fn until_terminated(self) -> Result<(), Error> {
+        let termination = Termination::listen()?;
+        self.until(termination.asked(1)).await
+    }
+
+    async fn run(&self, stopping: watch::Receiver<bool>) -> Result<(), Error> {
         let app = self.topology.app().to_owned();
-        // The name alone would be the same in every process.
+        // The name alone would be the same in every process. It is another one after a panic as well: what was
+        // under way then is fenced off like that of a process that died.
         let holder = format!("{} {}", self.name, TaskId::random());
         let connection = || DedicatedConnection::to(&self.database);
         let mut candidate = Candidate::new(connection(), &app, &holder, self.clock.clone());
@@ -92,23 +112,14 @@ impl Scheduler {
             publisher: self.publisher.clone(),
             observers: self.observers.clone(),
         };
-        let mut shutdown = pin!(shutdown);
-        match select(pin!(self.declare()), shutdown.as_mut()).await {
+        let mut stopped = stopping.clone();
+        let stopped = pin!(stopped.wait_for(|is_stopping| *is_stopping));
+        match select(pin!(self.declare()), stopped).await {
             Either::Left((declared, _)) => declared?,
             Either::Right(_) => return Ok(()),
         }
-        let (stop, stopping) = watch::channel(false);
-        let ended = {
-            let mut campaign = pin!(self.campaign(&mut candidate, &mut leader, stopping));
-            match select(campaign.as_mut(), shutdown).await {
-                Either::Left((ended, _)) => ended,
-                Either::Right(_) => {
-                    stop.send_replace(true);
-                    timeout(LONGEST_STOP, campaign).await.unwrap_or(Ok(None))
-                }
-            }
-        };
-        if let Some(lease) = ended? {
+        let ended = self.campaign(&mut candidate, &mut leader, stopping);
+        if let Some(lease) = ended.await? {
             candidate.give_up(lease.epoch).await;
             self.tell(&lease, false);
         }
@@ -225,6 +236,16 @@ async fn renew(candidate: &mut Candidate, renewed: &watch::Sender<Lease>) -> Res
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+impl IntoFuture for Scheduler {
+    type Output = Result<(), Error>;
+    type IntoFuture = BoxFuture<'static, Result<(), Error>>;
+
+    /// Runs for ever: as [`until`](Scheduler::until) with a shutdown that never comes.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.until(pending()))
     }
 }
 

@@ -168,7 +168,7 @@ impl Schedules {
     ///
     /// let schedules = app.schedules()?.by("ada");
     /// let mut sync = schedules.get("calendar-sync").await?.schedule;
-    /// sync.timing = Timing::every(Duration::from_secs(600))?;
+    /// sync.timing = Timing::every("10m")?;
     /// schedules.change(&sync).await?;
     /// # Ok(()) }
     /// ```

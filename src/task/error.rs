@@ -2,6 +2,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
+use super::IntoDuration;
+
 /// The error of a failed attempt.
 ///
 /// `?` converts any error into it, also `anyhow::Error`, boxed errors and plain text. For that reason it
@@ -11,13 +13,12 @@ use std::time::Duration;
 /// [`retry_after`]:
 ///
 /// ```
-/// use std::time::Duration;
 /// use tierline::TaskError;
 ///
 /// async fn charge(card: &str) -> Result<(), TaskError> {
 ///     let number: u64 = card.parse().map_err(TaskError::permanent)?;
 ///     if number % 2 == 1 {
-///         return Err(TaskError::retry_after(Duration::from_secs(30), "rate limited"));
+///         return Err(TaskError::retry_after("30s", "rate limited"));
 ///     }
 ///     std::fs::read("receipt.txt")?;
 ///     Ok(())
@@ -54,10 +55,19 @@ impl TaskError {
 
     /// An error after which the next attempt follows after `delay`, not after the policy's backoff. It counts
     /// as an attempt like any other.
-    pub fn retry_after(delay: Duration, error: impl Into<TaskError>) -> Self {
-        Self {
-            advice: ErrorAdvice::RetryAfter(delay),
-            ..error.into()
+    ///
+    /// Where `delay` is a text that cannot be read, the attempt fails with that
+    /// ([`Error::InvalidDuration`](crate::Error::InvalidDuration)) and comes again when the policy says.
+    pub fn retry_after(delay: impl IntoDuration, error: impl Into<TaskError>) -> Self {
+        match delay.into_duration() {
+            Ok(delay) => Self {
+                advice: ErrorAdvice::RetryAfter(delay),
+                ..error.into()
+            },
+            Err(invalid) => {
+                let (invalid, error) = (invalid.of("retry_after"), error.into().message());
+                Self::from(format!("{invalid} (after: {error})"))
+            }
         }
     }
 

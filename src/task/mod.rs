@@ -84,7 +84,6 @@
 mod cancellation;
 mod context;
 mod data;
-mod duration;
 mod error;
 mod handler;
 mod id;
@@ -101,11 +100,11 @@ mod sentinel;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use crate::topology::duration::IntoDuration;
 pub use cancellation::Cancellation;
 pub use context::Context;
 pub(crate) use context::ContextParts;
 pub use data::Data;
-pub use duration::IntoDuration;
 pub(crate) use error::ErrorAdvice;
 pub use error::TaskError;
 pub use handler::{Blocking, Handler, OutcomeFuture, blocking};

@@ -1,17 +1,22 @@
 use std::time::Duration;
 
-use super::RetryPolicy;
+use super::{IntoDuration, RetryPolicy};
+use crate::error::Error;
+use crate::topology::duration::Unreadable;
 
 /// The retries and limits of a task.
+///
+/// A text that is no span of time is refused where the options are
+/// [registered](crate::Registry::register_with).
 ///
 /// ```
 /// use std::time::Duration;
 /// use tierline::TaskOptions;
 ///
-/// let options = TaskOptions::new().retries(5).timeout(Duration::from_secs(60));
+/// let options = TaskOptions::new().retries(5).timeout("60s");
 /// assert_eq!(options.effective_soft_timeout(), Duration::from_secs(50));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TaskOptions {
     /// When and how often a failed attempt is retried.
@@ -21,6 +26,7 @@ pub struct TaskOptions {
     /// The soft limit: it cancels the context, and the handler has until the hard limit to end
     /// cleanly. `None`, the default, is five sixths of the hard limit.
     pub soft_timeout: Option<Duration>,
+    unreadable: Unreadable,
 }
 
 impl TaskOptions {
@@ -30,6 +36,7 @@ impl TaskOptions {
             retry: RetryPolicy::DEFAULT,
             timeout: Duration::from_secs(360),
             soft_timeout: None,
+            unreadable: Unreadable::NONE,
         }
     }
 
@@ -42,15 +49,17 @@ impl TaskOptions {
 
     /// Sets the delay before the first retry.
     #[must_use]
-    pub const fn backoff(mut self, backoff: Duration) -> Self {
-        self.retry.backoff = backoff;
+    pub fn backoff(mut self, backoff: impl IntoDuration) -> Self {
+        let place = &mut self.retry.backoff;
+        self.unreadable.set("backoff", backoff, place);
         self
     }
 
     /// Sets the longest delay before a retry.
     #[must_use]
-    pub const fn backoff_max(mut self, backoff_max: Duration) -> Self {
-        self.retry.backoff_max = backoff_max;
+    pub fn backoff_max(mut self, backoff_max: impl IntoDuration) -> Self {
+        let place = &mut self.retry.backoff_max;
+        self.unreadable.set("backoff_max", backoff_max, place);
         self
     }
 
@@ -63,16 +72,24 @@ impl TaskOptions {
 
     /// Sets the hard limit.
     #[must_use]
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn timeout(mut self, timeout: impl IntoDuration) -> Self {
+        let place = &mut self.timeout;
+        self.unreadable.set("timeout", timeout, place);
         self
     }
 
     /// Sets the soft limit.
     #[must_use]
-    pub const fn soft_timeout(mut self, soft_timeout: Duration) -> Self {
-        self.soft_timeout = Some(soft_timeout);
+    pub fn soft_timeout(mut self, soft_timeout: impl IntoDuration) -> Self {
+        let place = self.soft_timeout.get_or_insert_default();
+        self.unreadable.set("soft_timeout", soft_timeout, place);
         self
+    }
+
+    /// # Errors
+    /// [`Error::InvalidDuration`] where one of them could not be read.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.unreadable.check()
     }
 
     /// The soft limit in effect: the configured one, or five sixths of the hard limit.

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::TaskError;
+use super::{IntoDuration, TaskError};
 
 /// How an attempt ended. The set is closed: every attempt ends in one of these.
 ///
@@ -8,7 +8,6 @@ use super::TaskError;
 /// discards returns `Result<Outcome, TaskError>`:
 ///
 /// ```
-/// use std::time::Duration;
 /// use tierline::{Outcome, TaskError};
 ///
 /// # enum State { Ready, Rendering, Deleted }
@@ -16,7 +15,7 @@ use super::TaskError;
 /// async fn send_report(report: Report) -> Result<Outcome, TaskError> {
 ///     match report.state {
 ///         State::Ready => Ok(Outcome::Done),
-///         State::Rendering => Ok(Outcome::Snooze(Duration::from_secs(30))),
+///         State::Rendering => Ok(Outcome::snooze("30s")),
 ///         State::Deleted => Ok(Outcome::discard("the report was deleted")),
 ///     }
 /// }
@@ -37,6 +36,17 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Another run after this time, at no cost of an attempt.
+    ///
+    /// Where `after` is a text that cannot be read, the attempt fails with that
+    /// ([`Error::InvalidDuration`](crate::Error::InvalidDuration)).
+    pub fn snooze(after: impl IntoDuration) -> Self {
+        match after.into_duration() {
+            Ok(after) => Self::Snooze(after),
+            Err(invalid) => Self::Retry(invalid.of("snooze").into()),
+        }
+    }
+
     /// Discards the task for this reason.
     pub fn discard(reason: impl Into<String>) -> Self {
         Self::Discard(reason.into())

@@ -139,7 +139,7 @@ impl PublishBuilder {
 
     /// Sets the longest time that the publish may take. Default: five seconds.
     pub fn deadline(self, deadline: impl IntoDuration) -> Self {
-        self.with_duration(deadline, |request, deadline| {
+        self.with_duration("deadline", deadline, |request, deadline| {
             request.deadline = Some(deadline)
         })
     }
@@ -151,12 +151,14 @@ impl PublishBuilder {
 
     /// Delays the task by this time.
     pub fn delay(self, delay: impl IntoDuration) -> Self {
-        self.with_duration(delay, |request, delay| request.delay = Some(delay))
+        self.with_duration("delay", delay, |request, delay| request.delay = Some(delay))
     }
 
     /// Skips the task if it has not started after this time.
     pub fn expires(self, expires: impl IntoDuration) -> Self {
-        self.with_duration(expires, |request, expires| request.expires = Some(expires))
+        self.with_duration("expires", expires, |request, expires| {
+            request.expires = Some(expires)
+        })
     }
 
     /// Sets the priority within the tier, in place of the map's. Higher is sooner. By default a classic tier has 0 to
@@ -191,13 +193,14 @@ impl PublishBuilder {
     /// An invalid duration is reported when the caller awaits, like any other failure.
     fn with_duration(
         mut self,
+        setting: &'static str,
         duration: impl IntoDuration,
         change: impl FnOnce(&mut PublishRequest, Duration),
     ) -> Self {
         match duration.into_duration() {
             Ok(duration) => self.with(|request| change(request, duration)),
-            Err(error) => {
-                self.request = self.request.and(Err(error));
+            Err(invalid) => {
+                self.request = self.request.and(Err(invalid.of(setting).into()));
                 self
             }
         }

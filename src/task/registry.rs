@@ -74,8 +74,9 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateHandler`] if the task already has a handler, and
-    /// [`Error::SoftTimeoutTooLong`] if the soft limit is not below the hard one.
+    /// [`Error::DuplicateHandler`] if the task already has a handler,
+    /// [`Error::SoftTimeoutTooLong`] if the soft limit is not below the hard one, and
+    /// [`Error::InvalidDuration`] if one of the options is not a duration.
     #[track_caller]
     pub fn register_with<T: Task, Marker>(
         &mut self,
@@ -99,6 +100,7 @@ impl Registry {
     }
 
     fn insert(&mut self, registration: Registration) -> Result<&mut Self, Error> {
+        registration.options.check()?;
         let TaskOptions { timeout, .. } = registration.options;
         let soft_timeout = registration.options.effective_soft_timeout();
         if soft_timeout >= timeout {

@@ -69,6 +69,7 @@
 mod broker;
 pub mod capabilities;
 pub mod delay;
+pub(crate) mod duration;
 pub mod export;
 mod file;
 mod group;
@@ -98,6 +99,7 @@ pub use tier::{DeadLetterQueue, Home, QueueType, Tier};
 pub use timing::Timing;
 #[cfg(feature = "admin")]
 pub(crate) use units::DURATION_PATTERN;
+#[cfg(feature = "postgres")]
 pub(crate) use units::parse_duration;
 #[cfg(feature = "postgres")]
 pub(crate) use units::show_duration;

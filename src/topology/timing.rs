@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
+use super::duration::IntoDuration;
 use super::reader::{did_you_mean, near_miss, quoted};
 use super::units::show_duration;
 use crate::Error;
@@ -18,12 +19,11 @@ use wall::Wall;
 /// When the runs of a schedule are due.
 ///
 /// ```
-/// use std::time::Duration;
 /// use tierline::topology::Timing;
 ///
 /// let nightly = Timing::cron("0 2 * * *", "Europe/Rome")?;
 /// assert_eq!(nightly.to_string(), "0 2 * * * (Europe/Rome)");
-/// assert_eq!(Timing::every(Duration::from_secs(90))?.to_string(), "every 1m30s");
+/// assert_eq!(Timing::every("90s")?.to_string(), "every 1m30s");
 /// assert!(Timing::cron("0 0 30 2 *", "UTC").is_err(), "February has no 30th");
 /// # Ok::<(), tierline::Error>(())
 /// ```
@@ -104,8 +104,9 @@ impl Timing {
     /// minute use [`cron`](Self::cron).
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] where it is out of range.
-    pub fn every(every: Duration) -> Result<Self, Error> {
+    /// [`Error::InvalidDuration`], and [`Error::InvalidSchedule`] where it is out of range.
+    pub fn every(every: impl IntoDuration) -> Result<Self, Error> {
+        let every = every.into_duration().map_err(|it| it.of("every"))?;
         Self::read_every(every).map_err(|mistake| invalid(&show_duration(every), mistake))
     }
 

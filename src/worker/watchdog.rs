@@ -2,8 +2,9 @@
 //!
 //! Async code is stopped at its next `await`; a handler that reaches none cannot be stopped at all.
 //! Past its hard limit it is given up: its message becomes a dead letter, and the thread it holds is
-//! lost. Where handlers hold every thread of the runtime nobody is left to do even that, so the
-//! process is ended, and the message is a suspect like after any crash.
+//! lost. Where handlers hold every thread of the runtime, no thread is left to do even that. The watchdog
+//! then reports it, and aborts the process where the app allowed that: the message is a suspect like after
+//! any crash.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::observe::{Event, Observers};
 
 /// How often the thread looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -34,6 +37,11 @@ pub(super) struct Watchdog {
     last_beat: AtomicU64,
     watches: Mutex<HashMap<u64, Arc<Watch>>>,
     next: AtomicU64,
+    observers: Observers,
+    /// Whether it may end the process.
+    may_abort: bool,
+    /// Whether it has reported that the runtime hangs, since that last showed a sign of life.
+    is_hang_reported: AtomicBool,
 }
 
 /// A handler that is watched.
@@ -55,19 +63,22 @@ pub(super) enum Report {
     Stuck(Duration),
     /// It is past its hard limit, and nothing can stop it.
     Hung(Duration),
-    /// The process ends now.
+    /// The process is aborted now.
     Ending,
 }
 
 impl Watchdog {
     /// A watchdog with its thread, which ends when the last reference is dropped. Call it within
     /// the runtime that the handlers run on.
-    pub(super) fn start() -> std::io::Result<Arc<Self>> {
+    pub(super) fn start(observers: Observers, may_abort: bool) -> std::io::Result<Arc<Self>> {
         let watchdog = Arc::new(Self {
             begin: Instant::now(),
             last_beat: AtomicU64::new(0),
             watches: Mutex::default(),
             next: AtomicU64::new(0),
+            observers,
+            may_abort,
+            is_hang_reported: AtomicBool::new(false),
         });
         tokio::spawn(beat(Arc::downgrade(&watchdog)));
         let weak = Arc::downgrade(&watchdog);
@@ -126,15 +137,40 @@ impl Watchdog {
                 }
             }
         }
-        let silence = now.saturating_sub(self.last_beat.load(Ordering::Acquire));
-        if is_any_hung && silence > milliseconds(DEAF_AFTER) {
-            for watch in watches {
-                if watch.is_hung.load(Ordering::Relaxed) {
-                    (watch.report)(Report::Ending);
+        let last_beat = self.last_beat.load(Ordering::Acquire);
+        let silent = Duration::from_millis(now.saturating_sub(last_beat));
+        if is_any_hung && silent > DEAF_AFTER {
+            self.report_hang(silent);
+            if self.may_abort {
+                for watch in watches {
+                    if watch.is_hung.load(Ordering::Relaxed) {
+                        (watch.report)(Report::Ending);
+                    }
                 }
+                std::process::abort();
             }
-            std::process::abort();
+        } else if silent <= DEAF_AFTER {
+            self.is_hang_reported.store(false, Ordering::Relaxed);
         }
+    }
+
+    fn report_hang(&self, silent: Duration) {
+        if self.is_hang_reported.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let aborts = self.may_abort;
+        match aborts {
+            true => tracing::error!(
+                ?silent,
+                "handlers that never yield hold every thread of the runtime: aborting the process"
+            ),
+            false => tracing::error!(
+                ?silent,
+                "handlers that never yield hold every thread of the runtime: this worker does nothing until one of \
+                 them ends; restart the process, or let the worker abort it (Builder::abort_when_hung)"
+            ),
+        }
+        self.observers.emit(&Event::RuntimeHung { silent, aborts });
     }
 }
 

@@ -1,16 +1,14 @@
 //! The face of the room: which groups a process serves, and how it ends.
 
 use std::fmt;
-use std::future::{Future, pending};
-use std::panic::AssertUnwindSafe;
+use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,14 +17,15 @@ use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared};
 use crate::Error;
-use crate::backoff::Backoff;
 use crate::execute::Executor;
 use crate::observe::Observers;
 use crate::publish::Publisher;
 use crate::secret::Secret;
+use crate::service::{Service, Termination};
 use crate::source::amqp::ConsumerSettings;
 use crate::source::{QUARANTINE_FROM, Suspects};
-use crate::task::{Cancellation, Data, MiddlewareChains, Registry};
+use crate::task::{Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
+use crate::topology::duration::Unreadable;
 use crate::topology::{self, Topology};
 
 /// How long running tasks have after a shutdown began, unless it is said otherwise. Kubernetes, ECS and
@@ -41,13 +40,17 @@ const GIVE_BACK: Duration = Duration::from_millis(900);
 const DEFAULT_CRASH_BUDGET: u32 = 3;
 
 /// A worker that is about to begin; see [`Tierline::work`](crate::Tierline::work).
-#[must_use = "a worker begins with `.until(shutdown).await`"]
+///
+/// It runs [until a future completes](Self::until), [until the process is asked to end](Self::until_terminated),
+/// or for ever where it is awaited as it is. Collector and scheduler run in the same three ways.
+#[must_use = "a worker does nothing until it is awaited"]
 pub struct Worker {
     parts: WorkerParts,
     groups: Vec<String>,
     grace: Duration,
     crash_budget: u32,
     hurry: Option<Box<dyn Future<Output = ()> + Send + Unpin>>,
+    unreadable: Unreadable,
 }
 
 /// What an app gives its workers.
@@ -63,6 +66,7 @@ pub(crate) struct WorkerParts {
     pub(crate) observers: Observers,
     pub(crate) version: String,
     pub(crate) may_declare: bool,
+    pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) companion: Option<Companion>,
 }
@@ -79,10 +83,11 @@ impl Worker {
             grace: DEFAULT_GRACE,
             crash_budget: DEFAULT_CRASH_BUDGET,
             hurry: None,
+            unreadable: Unreadable::NONE,
         }
     }
 
-    /// How long running tasks have to end after a shutdown began. They are told of it at once
+    /// How long running tasks have to end after a shutdown began, such as `"20s"`. They are told of it at once
     /// ([`Context::shutdown_started`](crate::Context::shutdown_started)). When the grace period is over,
     /// their contexts are cancelled, and half a second later they are dropped and given back, at no cost
     /// of an attempt.
@@ -91,8 +96,9 @@ impl Worker {
     /// ECS and Heroku give a process before they kill it. `docker stop` gives 10 s: set 5 there, or give
     /// the container longer. The guide has a page on
     /// [tasks that outlast a deploy](crate::guide::long_tasks_across_deploys).
-    pub fn grace(self, grace: Duration) -> Self {
-        Self { grace, ..self }
+    pub fn grace(mut self, grace: impl IntoDuration) -> Self {
+        self.unreadable.set("grace", grace, &mut self.grace);
+        self
     }
 
     /// Ends the grace period at once when `hurry` completes: a second signal, say.
@@ -131,8 +137,8 @@ impl Worker {
     /// this looks like a crash, and they count it as one: let `shutdown` complete where you can.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`] and what [`Registry::collected`] finds,
-    /// before anything is begun.
+    /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`], [`Error::InvalidDuration`], [`Error::Closed`] and what
+    /// [`Registry::collected`] finds, before anything is begun.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let Self {
             parts,
@@ -140,10 +146,14 @@ impl Worker {
             grace,
             crash_budget,
             hurry,
+            unreadable,
         } = self;
+        unreadable.check()?;
+        parts.publisher.check_open("start a worker")?;
         let registry = parts.registry.map_err(Error::Shared)?;
         let groups = check(&parts.topology, &registry, &groups)?;
-        let watchdog = Watchdog::start().map_err(|cause| Error::NoWatchdog { cause })?;
+        let watchdog = Watchdog::start(parts.observers.clone(), parts.abort_when_hung)
+            .map_err(|cause| Error::NoWatchdog { cause })?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
         let shared = Arc::new(Shared {
@@ -184,39 +194,25 @@ impl Worker {
         Ok(())
     }
 
-    /// Works until the process is asked to end, with SIGTERM or Ctrl-C. The second time it is asked,
-    /// the grace period ends.
+    /// Works until the process is asked to end, with SIGTERM or Ctrl-C; on Windows with Ctrl-C. The second
+    /// time it is asked, the grace period ends.
     ///
     /// # Errors
     /// As [`until`](Self::until); [`Error::NoSignals`] where the system does not pass them on.
-    #[cfg(unix)]
     pub async fn until_terminated(self) -> Result<(), Error> {
-        use tokio::signal::unix::{SignalKind, signal};
+        let termination = Termination::listen()?;
+        let worker = self.hurry(termination.asked(2));
+        worker.until(termination.asked(1)).await
+    }
+}
 
-        let no_signals = |cause| Error::NoSignals { cause };
-        let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-        let (first, mut asked) = watch::channel(0_u32);
-        let listening = AbortOnDropHandle::new(tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                first.send_modify(|times| *times += 1);
-            }
-        }));
-        let mut again = asked.clone();
-        let worker = self.hurry(async move {
-            let _ = again.wait_for(|times| *times >= 2).await;
-        });
-        let ended = worker
-            .until(async move {
-                let _ = asked.wait_for(|times| *times >= 1).await;
-            })
-            .await;
-        drop(listening);
-        ended
+impl IntoFuture for Worker {
+    type Output = Result<(), Error>;
+    type IntoFuture = BoxFuture<'static, Result<(), Error>>;
+
+    /// Works for ever: as [`until`](Worker::until) with a shutdown that never comes.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.until(pending()))
     }
 }
 
@@ -298,19 +294,12 @@ impl Pools {
     }
 }
 
-/// Serves a group until the shutdown is over. Should it fail, which only a mistake of ours could
-/// cause, it begins anew: the broker takes back what it had in hand.
+/// Serves a group until the shutdown is over. After a panic it is made anew, and the broker redelivers what
+/// it held.
 async fn serve(shared: Arc<Shared>, group: topology::Group, phase: watch::Receiver<Phase>) {
-    let mut backoff = Backoff::new();
-    loop {
-        let begin = Instant::now();
-        let serving = Group::new(shared.clone(), &group, phase.clone()).run();
-        match AssertUnwindSafe(serving).catch_unwind().await {
-            Ok(()) => return,
-            Err(_) => tracing::error!(group = group.name, "a group failed, it begins anew"),
-        }
-        backoff.pause_after(begin.elapsed()).await;
-    }
+    Service::new(format!("group {}", group.name), &shared.settings.observers)
+        .run(|| Group::new(shared.clone(), &group, phase.clone()).run())
+        .await;
 }
 
 /// Host and process, as dead letters and the broker's management show them.

@@ -1,7 +1,8 @@
 //! A worker whose handlers do what they are told: note that they ran, abort, or never yield.
 //!
 //! It takes the broker from `AMQP_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
-//! and the grace period in milliseconds from `GRACE`. What happens is printed, a line each.
+//! and the grace period in milliseconds from `GRACE`. With `ABORT_WHEN_HUNG` it may end its process, with
+//! `CURRENT_THREAD` it has a runtime of one thread. What happens is printed, a line each.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -98,8 +99,16 @@ async fn spin(_: Spin) {
     }
 }
 
-#[tokio::main(worker_threads = 2)]
-async fn main() -> Result<()> {
+fn main() -> Result<()> {
+    let mut runtime = match std::env::var("CURRENT_THREAD") {
+        Ok(_) => tokio::runtime::Builder::new_current_thread(),
+        Err(_) => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    runtime.block_on(work())
+}
+
+async fn work() -> Result<()> {
     let setting = |name: &'static str| std::env::var(name).context(name);
     let topology = Topology::parse(setting("MAP")?)?;
     let ledger = OpenOptions::new()
@@ -120,6 +129,7 @@ async fn main() -> Result<()> {
         .amqp(setting("AMQP_URL")?)
         .registry(registry)
         .data(Ledger(ledger))
+        .abort_when_hung(std::env::var("ABORT_WHEN_HUNG").is_ok())
         .observe(print)
         .connect()
         .await?;
@@ -133,6 +143,7 @@ fn print(event: &Event<'_>) {
         Event::Consuming { tier, .. } => println!("consuming {tier}"),
         Event::Suspected { task, crashes } => println!("suspected {} {crashes}", task.name),
         Event::Dead { task, reason, .. } => println!("dead {}: {reason}", task.name),
+        Event::RuntimeHung { aborts, .. } => println!("runtime hung, aborts: {aborts}"),
         Event::GivenBack { task, why } => println!("given back {}: {why}", task.name),
         _ => {}
     }

@@ -41,7 +41,7 @@ pub(super) fn registry() -> Result<Registry> {
     registry.register::<Tick, _>(|_: Tick, cx: Context| work(cx, 0))?;
     registry.register::<Slow, _>(|_: Slow, cx: Context| work(cx, 100))?;
     registry.register::<Parent, _>(|_: Parent, cx: Context| bear(cx))?;
-    registry.register_with::<Flaky, _>(|_: Flaky, cx: Context| fail_first(cx), quick)?;
+    registry.register_with::<Flaky, _>(|_: Flaky, cx: Context| fail_first(cx), quick.clone())?;
     registry.register_with::<Doomed, _>(|_: Doomed, cx: Context| fail(cx), quick)?;
     Ok(registry)
 }

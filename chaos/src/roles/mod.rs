@@ -117,8 +117,7 @@ pub(crate) async fn play(part: Part) -> Result<()> {
         }
         Role::Collector => {
             let app = builder()?.postgres(&part.postgres).connect().await?;
-            app.collector()?.until(terminated()).await;
-            Ok(())
+            Ok(app.collector()?.until_terminated().await?)
         }
         Role::Scheduler => {
             let ledger = Ledger::open(&part.ledger)?;
@@ -127,7 +126,7 @@ pub(crate) async fn play(part: Part) -> Result<()> {
                 .observe(move |event| note_scheduled(&ledger, event))
                 .connect()
                 .await?;
-            Ok(app.scheduler()?.until(terminated()).await?)
+            Ok(app.scheduler()?.until_terminated().await?)
         }
     }
 }

@@ -7,10 +7,9 @@ use std::time::SystemTime;
 
 use serde_json::json;
 use tierline::dead::{Canary, DeadLetters, Filter, Operation, OperationState, Page, parse_time};
-use tierline::task::IntoDuration;
 use tierline::{Database, Error, OnConnect, Tierline, Topology};
 
-use crate::arguments::{self, Dlq};
+use crate::arguments::{self, Dlq, read_duration};
 use crate::output::{Failure, Output};
 use confirm::{Bar, confirm};
 
@@ -92,7 +91,8 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
     else {
         return Err(Failure::Misused("not a redrive".to_owned()));
     };
-    let canary_wait = canary_wait.as_str().into_duration()?;
+    // Refused before anything is connected to.
+    let canary_wait = read_duration("--canary-wait", &canary_wait)?;
     // Deployments change the broker; a command does not.
     let connecting = Tierline::builder(topology)
         .amqp(broker.amqp.expose())

@@ -356,16 +356,13 @@ async fn old_rows_go_and_growth_is_told() {
     shop.logged(10).await;
     keeping.abort();
     // However long ago they say that they died: nobody has seen the rows yet.
-    let month = Duration::from_secs(30 * 86_400);
-    assert_eq!(shop.letters.expire(month).await.unwrap(), 0);
+    assert_eq!(shop.letters.expire("30d").await.unwrap(), 0);
     execute(&shop, AGE).await;
     let collector = shop.app.collector().unwrap();
     let collector = collector
         .housekeeping_every(Duration::from_millis(20))
         .growth_limit(100, "1h")
-        .unwrap()
-        .tier_growth_limit("normal", 4, "1h")
-        .unwrap();
+        .tier_growth_limit("normal", 4, "1h");
     let sweeping = tokio::spawn(collector.into_future());
     until("the old rows to go", async || {
         shop.letters.count(&Filter::default()).await.unwrap() == 5
@@ -390,7 +387,7 @@ async fn one_alert_is_raised_for_an_app_however_many_collectors_it_has() {
     let collect = |app: &tierline::Tierline| {
         let collector = app.collector().unwrap();
         let collector = collector.housekeeping_every(Duration::from_millis(20));
-        let collector = collector.growth_limit(4, "1h").unwrap();
+        let collector = collector.growth_limit(4, "1h");
         tokio::spawn(collector.into_future())
     };
     let alerts = |happened: &std::sync::Mutex<Vec<String>>| {

@@ -180,13 +180,13 @@ pub(crate) async fn connect(
 /// A collector that runs.
 pub(crate) struct Collecting {
     token: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<Result<(), tierline::Error>>,
 }
 
 impl Collecting {
     pub(crate) async fn stop(self) {
         self.token.cancel();
-        self.task.await.unwrap();
+        self.task.await.unwrap().unwrap();
     }
 
     /// Ends it as a crash would.

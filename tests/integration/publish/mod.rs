@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod closing;
 mod faults;
+#[cfg(feature = "deadpool-lapin")]
+mod pool;
 
 use std::time::{Duration, SystemTime};
 

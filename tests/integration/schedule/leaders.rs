@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use tierline::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use tokio::sync::{Notify, Semaphore};
 
-use super::{App, LIMIT, Running, World, map, take, until};
+use super::{App, Heard, LIMIT, Running, World, map, take, until};
 
 const EVERY_SECOND: &str = r#"
     [schedules.tick]
@@ -175,6 +175,42 @@ async fn a_leader_that_lost_its_lease_does_not_move_the_state() {
     app.leads(false).await;
     let after = app.app.schedules().unwrap().get("tick").await.unwrap();
     assert_eq!((after.next_due, after.published), (before.next_due, 0));
+    running.stop().await;
+}
+
+/// Panics at the first run, and publishes the others.
+struct PanicsOnce {
+    publisher: Arc<dyn Publish>,
+    has_panicked: std::sync::atomic::AtomicBool,
+}
+
+impl Publish for PanicsOnce {
+    fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
+        let has_panicked = &self.has_panicked;
+        assert!(
+            has_panicked.swap(true, std::sync::atomic::Ordering::Relaxed),
+            "the first run"
+        );
+        self.publisher.publish(request)
+    }
+}
+
+#[tokio::test]
+async fn a_scheduler_that_panics_is_started_again_and_leads_again() {
+    let world = World::new().await;
+    let mut app = world.app(map(EVERY_SECOND)).await;
+    let publisher = Arc::new(PanicsOnce {
+        publisher: app.app.publisher(),
+        has_panicked: Default::default(),
+    });
+    let running = Running::start(app.app.scheduler().unwrap().publisher(publisher));
+    let cause = app.hears(|heard| match heard {
+        Heard::Restarted { service, cause } if service == "scheduler" => Some(cause),
+        _ => None,
+    });
+    assert!(cause.await.contains("the first run"));
+    app.leads(true).await;
+    app.hears_published().await;
     running.stop().await;
 }
 

@@ -85,6 +85,7 @@ enum Heard {
     Published { schedule: String, id: String },
     Missed { schedule: String, count: u64 },
     Leads(bool),
+    Restarted { service: String, cause: String },
 }
 
 /// An app, and what it tells.
@@ -109,6 +110,10 @@ impl App {
                     count: *count,
                 },
                 Event::LeaderChanged { leads, .. } => Heard::Leads(*leads),
+                Event::Restarted { service, cause, .. } => Heard::Restarted {
+                    service: (*service).to_owned(),
+                    cause: (*cause).to_owned(),
+                },
                 _ => return,
             };
             let _ = tell.send(heard);

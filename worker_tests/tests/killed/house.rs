@@ -85,11 +85,17 @@ impl House {
 
     /// A worker that reaches the broker by another URL.
     pub(crate) async fn worker_at(&self, url: &str, grace: Duration) -> Worker {
+        self.worker_of(url, grace, &["ABORT_WHEN_HUNG"]).await
+    }
+
+    /// A worker with these variables set.
+    pub(crate) async fn worker_of(&self, url: &str, grace: Duration, flags: &[&str]) -> Worker {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
             .env("AMQP_URL", url)
             .env("MAP", &self.map)
             .env("LEDGER", &self.ledger)
             .env("GRACE", grace.as_millis().to_string())
+            .envs(flags.iter().map(|flag| (flag, "1")))
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()

@@ -1,10 +1,14 @@
 //! Tasks that kill their worker.
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use tierline::message::DeadReason;
 
 use crate::house::{House, PATIENCE, Worker, nothing};
+
+const SIGABRT: i32 = 6;
+const SIGKILL: i32 = 9;
 
 #[tokio::test]
 async fn a_task_that_aborts_its_process_ends_as_a_dead_letter_and_harms_no_neighbour_classic() {
@@ -147,5 +151,29 @@ async fn only_killers_die(queue: &str, killers: u64) {
     let most = MOST_DEATHS * dead.values().max().unwrap();
     for (killer, deaths) in house.deaths() {
         assert!(deaths <= most, "killer {killer} cost {deaths} workers");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_whose_threads_all_hang_is_left_alone_unless_it_may_be_aborted() {
+    for (runtime, spins) in [("CURRENT_THREAD", 1), ("MULTI_THREAD", 4)] {
+        let house = House::build("quorum", 1).await;
+        for _ in 0..spins {
+            house.app.publish_named("spin", &nothing()).await.unwrap();
+        }
+        let url = house.vhost.amqp_url();
+        let grace = Duration::from_millis(1_500);
+        let mut worker = house.worker_of(url, grace, &[runtime]).await;
+        worker.until("runtime hung, aborts: false").await;
+        worker.process.start_kill().unwrap();
+        let ended = worker.process.wait().await.unwrap();
+        assert_eq!(ended.signal(), Some(SIGKILL), "it had ended by itself");
+
+        let mut worker = house
+            .worker_of(url, grace, &[runtime, "ABORT_WHEN_HUNG"])
+            .await;
+        worker.until("runtime hung, aborts: true").await;
+        let ended = tokio::time::timeout(PATIENCE, worker.process.wait()).await;
+        assert_eq!(ended.unwrap().unwrap().signal(), Some(SIGABRT));
     }
 }

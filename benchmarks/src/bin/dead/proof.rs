@@ -45,7 +45,7 @@ fn count(is_quick: bool) -> usize {
 pub(crate) async fn play(role: &Role) -> Result<()> {
     let app = shop::builder(&role.amqp, &role.postgres)?.connect().await?;
     match role.name.as_str() {
-        "collector" => app.collector()?.await,
+        "collector" => app.collector()?.await?,
         operator => {
             let letters = app.dead_letters()?.by(operator).lease(LEASE);
             letters.redrive_all(Filter::default()).run().await?;

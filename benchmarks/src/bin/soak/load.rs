@@ -141,8 +141,8 @@ impl Load {
             .timeout(Duration::from_secs(10))
             .backoff(Duration::from_millis(200));
         registry
-            .register_with::<Job<0>, _>(work::<0>, options)?
-            .register_with::<Job<1>, _>(work::<1>, options)?
+            .register_with::<Job<0>, _>(work::<0>, options.clone())?
+            .register_with::<Job<1>, _>(work::<1>, options.clone())?
             .register_with::<Job<2>, _>(work::<2>, options)?;
         let ledger = Arc::new(Ledger::default());
         let noting = Arc::clone(&ledger);

@@ -1,55 +1,22 @@
-//! The app: the only place where the rooms are wired together.
+//! The settings of an app, and how it connects.
 
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::stream::Stream;
-use serde_json::Value;
-
+use super::Tierline;
 use crate::Error;
 use crate::amqp::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
-use crate::dead::{Collector, DeadLetters, Outcomes, Triage};
+use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
-use crate::publish::{Publisher, TraceContext};
-#[cfg(feature = "postgres")]
-use crate::schedule::{Scheduler, Schedules};
+use crate::publish::{Connections, Publisher, TraceContext};
 use crate::secret::Secret;
-use crate::task::{
-    AddedMiddleware, Data, Middleware, Publish, PublishBuilder, PublishRequest, Receipt, Registry,
-    Task,
-};
+use crate::task::{AddedMiddleware, Data, Middleware, Registry};
 use crate::topology::Topology;
 use crate::topology::plan::Plan;
-use crate::worker::{Worker, WorkerParts};
-
-/// A running app: publishes the tasks of its map.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), tierline::Error> {
-/// # use serde::{Deserialize, Serialize};
-/// # #[derive(Serialize, Deserialize)]
-/// # struct SendOtp { phone: String, code: String }
-/// # impl tierline::Task for SendOtp { const NAME: &'static str = "email.send_otp"; }
-/// use tierline::{Tierline, Topology};
-///
-/// let app = Tierline::builder(Topology::load("topology/hotel.toml")?)
-///     .amqp("amqp://localhost")
-///     .connect()
-///     .await?;
-/// let receipt = app.publish(SendOtp { phone: "+39…".into(), code: "1234".into() }).await?;
-/// println!("{} is in {}", receipt.id, receipt.tier);
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-pub struct Tierline {
-    publisher: Publisher,
-    work: WorkerParts,
-    #[cfg(feature = "postgres")]
-    letters: Option<DeadLetters>,
-}
+use crate::worker::WorkerParts;
 
 /// What is done about the broker's queues and exchanges when the app connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,8 +35,12 @@ pub enum OnConnect {
 pub struct Builder {
     topology: Topology,
     urls: Vec<Secret>,
+    #[cfg(feature = "deadpool-lapin")]
+    amqp_pool: Option<deadpool_lapin::Pool>,
     #[cfg(feature = "postgres")]
-    postgres: Option<Secret>,
+    postgres: Option<Postgres>,
+    #[cfg(feature = "postgres")]
+    postgres_connections: u32,
     #[cfg(feature = "postgres")]
     triage: Triage,
     name: String,
@@ -81,20 +52,31 @@ pub struct Builder {
     data: Data,
     version: String,
     trace: TraceContext,
+    abort_when_hung: bool,
+}
+
+/// Where the database is.
+#[cfg(feature = "postgres")]
+enum Postgres {
+    Url(Secret),
+    Pool(sqlx::PgPool),
 }
 
 /// Two: what one loses is mended while the other goes on.
 const PUBLISH_CONNECTIONS: usize = 2;
 
-impl Tierline {
-    /// An app with this map.
-    pub fn builder(topology: Topology) -> Builder {
-        Builder {
+impl Builder {
+    pub(super) fn new(topology: Topology) -> Self {
+        Self {
             name: format!("tierline {}", topology.app()),
             topology,
             urls: Vec::new(),
+            #[cfg(feature = "deadpool-lapin")]
+            amqp_pool: None,
             #[cfg(feature = "postgres")]
             postgres: None,
+            #[cfg(feature = "postgres")]
+            postgres_connections: crate::postgres::MAX_CONNECTIONS,
             #[cfg(feature = "postgres")]
             triage: Triage::default(),
             on_connect: OnConnect::default(),
@@ -105,138 +87,10 @@ impl Tierline {
             data: Data::new(),
             version: String::new(),
             trace: TraceContext::default(),
+            abort_when_hung: false,
         }
     }
 
-    /// Publishes a task to the tier that the map gives it. Awaitable as it is, or with options.
-    pub fn publish<T: Task>(&self, payload: T) -> PublishBuilder {
-        PublishBuilder::new(Arc::new(self.publisher.clone()), &payload)
-    }
-
-    /// Publishes a task by its name, for callers that have no type: gateways, schedules.
-    pub fn publish_named(&self, task: &str, payload: &Value) -> PublishBuilder {
-        let request = PublishRequest::named(task, payload.to_string().into_bytes());
-        PublishBuilder::of(Arc::new(self.publisher.clone()), request)
-    }
-
-    /// Publishes many tasks, many at once, and gives each one's outcome in their order.
-    pub fn publish_many<S>(
-        &self,
-        requests: S,
-    ) -> impl Stream<Item = Result<Receipt, Error>> + use<S>
-    where
-        S: Stream<Item = PublishRequest>,
-    {
-        self.publisher.publish_many(requests)
-    }
-
-    /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
-    ///
-    /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
-    #[cfg(feature = "postgres")]
-    pub fn scheduler(&self) -> Result<Scheduler, Error> {
-        Ok(Scheduler::new(
-            self.work.topology.clone(),
-            self.log("run the scheduler")?.database().clone(),
-            self.publisher(),
-            self.work.observers.clone(),
-            &self.work.connection_name,
-        ))
-    }
-
-    /// The schedules: list, pause, resume, run, change.
-    ///
-    /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
-    #[cfg(feature = "postgres")]
-    pub fn schedules(&self) -> Result<Schedules, Error> {
-        let database = self.log("use the schedules")?.database();
-        let schedules = Schedules::new(self.work.topology.clone(), database.clone());
-        let schedules = schedules.by(&self.work.connection_name);
-        Ok(schedules.publisher(self.publisher()))
-    }
-
-    /// The app's database.
-    ///
-    /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
-    #[cfg(feature = "postgres")]
-    pub fn database(&self) -> Result<&Database, Error> {
-        Ok(self.log("use the database")?.database())
-    }
-
-    /// The log of dead letters: list, group, redrive, discard.
-    ///
-    /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
-    #[cfg(feature = "postgres")]
-    pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
-        self.log("use the log of dead letters").cloned()
-    }
-
-    /// What takes dead letters from their queues into the log, on a connection of its own.
-    ///
-    /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
-    #[cfg(feature = "postgres")]
-    pub fn collector(&self) -> Result<Collector, Error> {
-        let database = self.log("collect dead letters")?.database();
-        Ok(Collector::new(
-            self.work.topology.clone(),
-            self.work.urls.clone(),
-            &self.work.connection_name,
-            database.clone(),
-            self.work.observers.clone(),
-        ))
-    }
-
-    #[cfg(feature = "postgres")]
-    fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
-        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
-            tried: tried.into(),
-        })
-    }
-
-    /// A worker for these groups of the map: a pool of slots for each. It begins with
-    /// [`until`](Worker::until).
-    ///
-    /// ```no_run
-    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
-    /// app.work(["urgent", "calls"]).until_terminated().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
-        let groups = groups.into_iter().map(Into::into).collect();
-        #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
-        let mut parts = self.work.clone();
-        #[cfg(feature = "postgres")]
-        if self.letters.is_some() {
-            let app = self.clone();
-            parts.companion = Some(Arc::new(move |shutdown| {
-                let collector = app.collector();
-                Box::pin(async move {
-                    if let Ok(collector) = collector {
-                        collector.until(shutdown).await;
-                    }
-                })
-            }));
-        }
-        Worker::new(parts, groups)
-    }
-
-    /// The map.
-    pub fn topology(&self) -> &Topology {
-        &self.work.topology
-    }
-
-    /// The publisher alone, for code that takes any [`Publish`].
-    pub fn publisher(&self) -> Arc<dyn Publish> {
-        Arc::new(self.publisher.clone())
-    }
-}
-
-impl Builder {
     /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used.
     ///
     /// `amqps://` trusts what the system trusts, or the certificates in the file that the environment
@@ -246,12 +100,79 @@ impl Builder {
         self
     }
 
-    /// The URL of the database for dead letters; see [`Database::new`]. It need not be up when the
+    /// Publishes over connections of a pool that the app has already. Publishing takes
+    /// [`publish_connections`](Self::publish_connections) of them when the app connects and keeps them, so the pool
+    /// must have at least so many, and as many more as the app itself takes at a time. A connection that is lost is
+    /// given back, and the next one taken.
+    ///
+    /// [`amqp`](Self::amqp) is needed beside it, for the same virtual host. tierline asks that broker for its version
+    /// and declares queues there when it connects. Workers and the collector always have connections of their own:
+    /// those filter what lapin cannot parse before it reaches lapin, read no more than they can hold, and must not
+    /// stand still when the broker blocks connections that publish.
+    ///
+    /// ```no_run
+    /// # async fn example(topology: tierline::Topology) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tierline::Tierline;
+    /// use deadpool_lapin::{Config, Runtime};
+    /// use lapin::ConnectionProperties;
+    ///
+    /// let url = "amqp://localhost";
+    /// let config = Config { url: Some(url.to_owned()), ..Config::default() };
+    /// let pool = config.create_pool(ConnectionProperties::default, Runtime::Tokio1)?;
+    /// let app = Tierline::builder(topology).amqp(url).amqp_pool(pool.clone()).connect().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "deadpool-lapin")]
+    pub fn amqp_pool(mut self, pool: deadpool_lapin::Pool) -> Self {
+        self.amqp_pool = Some(pool);
+        self
+    }
+
+    /// The URL of the database for dead letters and schedules; see [`Database::new`]. It need not be up when the
     /// app connects. Prepare it once with [`Database::migrate`] or `tierline migrate`.
     #[cfg(feature = "postgres")]
     pub fn postgres(mut self, url: impl Into<String>) -> Self {
-        self.postgres = Some(Secret::new(url));
+        self.postgres = Some(Postgres::Url(Secret::new(url)));
         self
+    }
+
+    /// How many connections tierline has to the database of [`postgres`](Self::postgres) at most, apart from two of
+    /// the scheduler. At least 1. Default: 8. A pool of the app's own has the size that the app gave it.
+    #[cfg(feature = "postgres")]
+    pub fn postgres_connections(self, most: u32) -> Self {
+        Self {
+            postgres_connections: most.max(1),
+            ..self
+        }
+    }
+
+    /// The database over a pool that the app has already, in place of a URL; see [`Database::from_pool`]. It stays
+    /// open when tierline is [closed](Tierline::close).
+    #[cfg(feature = "postgres")]
+    pub fn postgres_pool(mut self, pool: sqlx::PgPool) -> Self {
+        self.postgres = Some(Postgres::Pool(pool));
+        self
+    }
+
+    /// Whether a worker may abort the process when handlers that never yield hold every thread of the runtime and
+    /// one of them is past its timeout. Default: no.
+    ///
+    /// A handler that computes or blocks without an `await` cannot be stopped. As long as the runtime has other
+    /// threads, its task becomes a dead letter (`hung`) at its timeout, and one thread is lost. When all threads are
+    /// lost, nothing of tierline runs any more, nor anything else on that runtime: no task, no heartbeat, no signal
+    /// handler. The broker closes the connections after missing two heartbeats, and gives the messages to other
+    /// workers. On a current-thread runtime a single such handler is enough.
+    ///
+    /// The watchdog is a thread of the operating system and notices this either way: it logs an error and emits
+    /// [`Event::RuntimeHung`]. With `true` it then calls [`std::process::abort`], so that an orchestrator starts the
+    /// process again and the task is counted as one that crashed its worker. Without it, the worker stays as it is:
+    /// let a liveness probe end the process, such as an HTTP endpoint on the same runtime. Code that blocks belongs
+    /// into [`blocking`](crate::task::blocking).
+    pub fn abort_when_hung(self, abort_when_hung: bool) -> Self {
+        Self {
+            abort_when_hung,
+            ..self
+        }
     }
 
     /// How dead letters are assessed. Default: by the rules that come with tierline.
@@ -367,13 +288,18 @@ impl Builder {
     /// # Errors
     /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
     /// missing and must not be declared; [`Error::MiddlewareWithoutTarget`] where the map does not have the group or
-    /// the task of a middleware.
+    /// the task of a middleware; [`Error::InvalidPool`] where the pool of AMQP connections is too
+    /// small, or leads to another virtual host.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
             topology,
             mut urls,
+            #[cfg(feature = "deadpool-lapin")]
+            amqp_pool,
             #[cfg(feature = "postgres")]
             postgres,
+            #[cfg(feature = "postgres")]
+            postgres_connections,
             #[cfg(feature = "postgres")]
             triage,
             name,
@@ -386,18 +312,30 @@ impl Builder {
             data,
             version,
             trace,
+            abort_when_hung,
         } = self;
         let tasks = topology.tasks().iter().map(|task| task.name.as_str());
         let middleware = middleware.resolve(Some(&topology), &tasks.collect::<Vec<_>>())?;
-        #[cfg(feature = "postgres")]
-        let database = postgres.map(|url| Database::new(url.expose()));
-        #[cfg(feature = "postgres")]
-        let database = database.transpose()?;
-        #[cfg(feature = "postgres")]
-        if let Some(database) = &database {
-            let outcomes = Outcomes::start(database.clone(), topology.app());
-            observers.add(move |event| outcomes.handle(event));
+        #[cfg(feature = "deadpool-lapin")]
+        if let Some(pool) = &amqp_pool {
+            check_size(pool, publish_connections)?;
         }
+        #[cfg(feature = "postgres")]
+        let database = match postgres {
+            Some(Postgres::Url(url)) => {
+                let database = Database::with_connections(url.expose(), postgres_connections)?;
+                Some(database)
+            }
+            Some(Postgres::Pool(pool)) => Some(Database::from_pool(pool)),
+            None => None,
+        };
+        #[cfg(feature = "postgres")]
+        let outcomes = database.as_ref().map(|database| {
+            let outcomes = Outcomes::start(database.clone(), topology.app());
+            let recorder = outcomes.clone();
+            observers.add(move |event| recorder.handle(event));
+            outcomes
+        });
         let (answered, connection) = Connection::open_any(&urls, &name).await?;
         // Reconnecting begins with it.
         urls.rotate_left(answered);
@@ -427,10 +365,26 @@ impl Builder {
                 Plan::new(&topology, connection.capabilities())?;
             }
         }
+        let from = Connections::Own {
+            urls: urls.clone(),
+            name: name.clone(),
+        };
+        #[cfg(feature = "deadpool-lapin")]
+        let (from, connection) = match amqp_pool {
+            Some(pool) => {
+                let known = (
+                    connection.address().clone(),
+                    connection.capabilities().clone(),
+                );
+                let pooled = Connection::from_pool(&pool, &known).await?;
+                connection.close().await;
+                (Connections::Pooled { pool, known }, pooled)
+            }
+            None => (from, connection),
+        };
         let publisher = Publisher::new(
             topology.clone(),
-            urls.clone(),
-            name.clone(),
+            from,
             connection,
             publish_connections,
             observers.clone(),
@@ -445,6 +399,8 @@ impl Builder {
             publisher: publisher.clone(),
             #[cfg(feature = "postgres")]
             letters,
+            #[cfg(feature = "postgres")]
+            outcomes,
             work: WorkerParts {
                 topology,
                 urls,
@@ -456,6 +412,7 @@ impl Builder {
                 observers,
                 version,
                 may_declare: on_connect == OnConnect::Apply,
+                abort_when_hung,
                 suspects: Arc::default(),
                 companion: None,
             },
@@ -463,12 +420,19 @@ impl Builder {
     }
 }
 
-impl fmt::Debug for Tierline {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Tierline")
-            .field("app", &self.work.topology.app())
-            .finish_non_exhaustive()
+#[cfg(feature = "deadpool-lapin")]
+fn check_size(pool: &deadpool_lapin::Pool, needed: usize) -> Result<(), Error> {
+    let size = pool.status().max_size;
+    if size >= needed {
+        return Ok(());
     }
+    Err(Error::InvalidPool {
+        problem: format!(
+            "it has at most {size} connections, and publishing keeps {needed}; set its max_size to {needed} and what \
+             the app itself needs, or lower publish_connections"
+        )
+        .into(),
+    })
 }
 
 /// Without the URLs: they may hold passwords.

@@ -1,0 +1,226 @@
+//! The app: the only place where the rooms are wired together.
+
+mod builder;
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::stream::Stream;
+use serde_json::Value;
+
+use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::dead::{Collector, DeadLetters, Outcomes};
+#[cfg(feature = "postgres")]
+use crate::postgres::Database;
+use crate::publish::Publisher;
+#[cfg(feature = "postgres")]
+use crate::schedule::{Scheduler, Schedules};
+use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
+use crate::topology::Topology;
+use crate::worker::{Worker, WorkerParts};
+pub use builder::{Builder, OnConnect};
+
+/// A running app: publishes the tasks of its map.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tierline::Error> {
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize)]
+/// # struct SendOtp { phone: String, code: String }
+/// # impl tierline::Task for SendOtp { const NAME: &'static str = "email.send_otp"; }
+/// use tierline::{Tierline, Topology};
+///
+/// let app = Tierline::builder(Topology::load("topology/hotel.toml")?)
+///     .amqp("amqp://localhost")
+///     .connect()
+///     .await?;
+/// let receipt = app.publish(SendOtp { phone: "+39…".into(), code: "1234".into() }).await?;
+/// println!("{} is in {}", receipt.id, receipt.tier);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Tierline {
+    publisher: Publisher,
+    work: WorkerParts,
+    #[cfg(feature = "postgres")]
+    letters: Option<DeadLetters>,
+    #[cfg(feature = "postgres")]
+    outcomes: Option<Outcomes>,
+}
+
+impl Tierline {
+    /// An app with this map.
+    pub fn builder(topology: Topology) -> Builder {
+        Builder::new(topology)
+    }
+
+    /// Publishes a task to the tier that the map gives it. Awaitable as it is, or with options.
+    pub fn publish<T: Task>(&self, payload: T) -> PublishBuilder {
+        PublishBuilder::new(Arc::new(self.publisher.clone()), &payload)
+    }
+
+    /// Publishes a task by its name, for callers that have no type: gateways, schedules.
+    pub fn publish_named(&self, task: &str, payload: &Value) -> PublishBuilder {
+        let request = PublishRequest::named(task, payload.to_string().into_bytes());
+        PublishBuilder::of(Arc::new(self.publisher.clone()), request)
+    }
+
+    /// Publishes many tasks, many at once, and gives each one's outcome in their order.
+    pub fn publish_many<S>(
+        &self,
+        requests: S,
+    ) -> impl Stream<Item = Result<Receipt, Error>> + use<S>
+    where
+        S: Stream<Item = PublishRequest>,
+    {
+        self.publisher.publish_many(requests)
+    }
+
+    /// Ends publishing, for all clones of the app, within ten seconds; a later publish fails with
+    /// [`Error::Closed`]. What is under way has five seconds for its confirm. Then the connections are closed, and
+    /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks is
+    /// written first.
+    ///
+    /// End workers, collectors and schedulers before. Without this call nothing that was confirmed is lost, but the
+    /// broker logs connections that ended without a word.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.work(["urgent"]).until_terminated().await?;
+    /// app.close().await;
+    /// # Ok(()) }
+    /// ```
+    pub async fn close(&self) {
+        #[cfg(feature = "postgres")]
+        let database = async {
+            if let Some(outcomes) = &self.outcomes {
+                outcomes.flush().await;
+            }
+            if let Some(letters) = &self.letters {
+                letters.database().close().await;
+            }
+        };
+        #[cfg(not(feature = "postgres"))]
+        let database = async {};
+        tokio::join!(self.publisher.close(), database);
+    }
+
+    /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn scheduler(&self) -> Result<Scheduler, Error> {
+        Ok(Scheduler::new(
+            self.work.topology.clone(),
+            self.log("run the scheduler")?.database().clone(),
+            self.publisher(),
+            self.work.observers.clone(),
+            &self.work.connection_name,
+        ))
+    }
+
+    /// The schedules: list, pause, resume, run, change.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn schedules(&self) -> Result<Schedules, Error> {
+        let database = self.log("use the schedules")?.database();
+        let schedules = Schedules::new(self.work.topology.clone(), database.clone());
+        let schedules = schedules.by(&self.work.connection_name);
+        Ok(schedules.publisher(self.publisher()))
+    }
+
+    /// The app's database.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn database(&self) -> Result<&Database, Error> {
+        Ok(self.log("use the database")?.database())
+    }
+
+    /// The log of dead letters: list, group, redrive, discard.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
+        self.log("use the log of dead letters").cloned()
+    }
+
+    /// What takes dead letters from their queues into the log, on a connection of its own.
+    ///
+    /// # Errors
+    /// [`Error::NoDatabase`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn collector(&self) -> Result<Collector, Error> {
+        let database = self.log("collect dead letters")?.database();
+        Ok(Collector::new(
+            self.work.topology.clone(),
+            self.work.urls.clone(),
+            &self.work.connection_name,
+            database.clone(),
+            self.work.observers.clone(),
+        ))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
+        self.publisher.check_open(tried)?;
+        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
+            tried: tried.into(),
+        })
+    }
+
+    /// A worker for these groups of the map: a pool of slots for each. It begins where it is awaited, with
+    /// [`until_terminated`](Worker::until_terminated) or [`until`](Worker::until).
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.work(["urgent", "calls"]).until_terminated().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn work<G: Into<String>>(&self, groups: impl IntoIterator<Item = G>) -> Worker {
+        let groups = groups.into_iter().map(Into::into).collect();
+        #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
+        let mut parts = self.work.clone();
+        #[cfg(feature = "postgres")]
+        if self.letters.is_some() {
+            let app = self.clone();
+            parts.companion = Some(Arc::new(move |shutdown| {
+                let collector = app.collector();
+                Box::pin(async move {
+                    let ended = match collector {
+                        Ok(collector) => collector.until(shutdown).await,
+                        Err(error) => Err(error),
+                    };
+                    if let Err(error) = ended {
+                        tracing::error!(%error, "the worker collects no dead letters");
+                    }
+                })
+            }));
+        }
+        Worker::new(parts, groups)
+    }
+
+    /// The map.
+    pub fn topology(&self) -> &Topology {
+        &self.work.topology
+    }
+
+    /// The publisher alone, for code that takes any [`Publish`].
+    pub fn publisher(&self) -> Arc<dyn Publish> {
+        Arc::new(self.publisher.clone())
+    }
+}
+
+impl fmt::Debug for Tierline {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Tierline")
+            .field("app", &self.work.topology.app())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,6 +1,6 @@
 //! Workers: which delivery a free slot takes, how it becomes a run of its handler, and what follows.
 //!
-//! Read in this order: `worker` is the public face, `check` refuses what cannot work, `group` is a pool of slots,
+//! Read in this order: `serve` is the public face, `check` refuses what cannot work, `group` is a pool of slots,
 //! `order` decides which tier is next, `job` is one delivery in a slot, and `watchdog` reports handlers that hang.
 //! Deliveries come from [`source`](crate::source), and `execute` runs them.
 
@@ -8,15 +8,15 @@ mod check;
 mod group;
 mod job;
 mod order;
+mod serve;
 mod watchdog;
-mod worker;
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-pub use worker::Worker;
-pub(crate) use worker::WorkerParts;
+pub use serve::Worker;
+pub(crate) use serve::WorkerParts;
 
 use crate::execute::Executor;
 use crate::source::amqp::ConsumerSettings;

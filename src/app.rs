@@ -10,6 +10,7 @@ use crate::Error;
 use crate::amqp::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::dead::{Collector, DeadLetters, Outcomes, Triage};
+use crate::error::{BrokerError, DatabaseError};
 use crate::observe::{Event, Observers};
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
@@ -133,7 +134,7 @@ impl Tierline {
     /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn scheduler(&self) -> Result<Scheduler, Error> {
         Ok(Scheduler::new(
@@ -148,7 +149,7 @@ impl Tierline {
     /// The schedules: list, pause, resume, run, change.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn schedules(&self) -> Result<Schedules, Error> {
         let database = self.log("use the schedules")?.database();
@@ -160,7 +161,7 @@ impl Tierline {
     /// The app's database.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn database(&self) -> Result<&Database, Error> {
         Ok(self.log("use the database")?.database())
@@ -169,7 +170,7 @@ impl Tierline {
     /// The log of dead letters: list, group, redrive, discard.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
         self.log("use the log of dead letters").cloned()
@@ -178,7 +179,7 @@ impl Tierline {
     /// What takes dead letters from their queues into the log, on a connection of its own.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn collector(&self) -> Result<Collector, Error> {
         let database = self.log("collect dead letters")?.database();
@@ -193,8 +194,10 @@ impl Tierline {
 
     #[cfg(feature = "postgres")]
     fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
-        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
-            tried: tried.into(),
+        self.letters.as_ref().ok_or_else(|| {
+            Error::Database(DatabaseError::NotConfigured {
+                tried: tried.into(),
+            })
         })
     }
 
@@ -365,8 +368,8 @@ impl Builder {
     /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
     ///
     /// # Errors
-    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
-    /// missing and must not be declared; [`Error::MiddlewareWithoutTarget`] where the map does not have the group or
+    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`BrokerError::NotVerified`] where something is
+    /// missing and must not be declared; [`WorkerError::MiddlewareWithoutTarget`](crate::error::WorkerError::MiddlewareWithoutTarget) where the map does not have the group or
     /// the task of a middleware.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
@@ -403,7 +406,7 @@ impl Builder {
         urls.rotate_left(answered);
         match on_connect {
             OnConnect::Apply => {
-                let plan = Plan::new(&topology, connection.capabilities())?;
+                let plan = Plan::new(&topology, connection.version())?;
                 let applied = apply(&connection, &plan).await?;
                 if !applied.unreachable.is_empty() {
                     let queues = applied.unreachable.join(", ");
@@ -420,11 +423,11 @@ impl Builder {
                         .findings
                         .retain(|finding| finding.severity > Severity::Note);
                     report.not_checked.clear();
-                    return Err(Error::NotVerified(Box::new(report)));
+                    return Err(Error::Broker(BrokerError::NotVerified(Box::new(report))));
                 }
             }
             OnConnect::Nothing => {
-                Plan::new(&topology, connection.capabilities())?;
+                Plan::new(&topology, connection.version())?;
             }
         }
         let publisher = Publisher::new(

@@ -25,7 +25,7 @@
 pub mod guide;
 
 mod backoff;
-mod error;
+pub mod error;
 mod random;
 mod secret;
 pub mod topology;
@@ -66,7 +66,7 @@ pub mod admin;
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
-pub use error::{Error, LimitsTooLong};
+pub use error::{Error, ErrorKind};
 #[cfg(feature = "postgres")]
 pub use postgres::Database;
 pub use task::{

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use tierline::topology::capabilities::Version;
+use tierline::topology::Version;
 
 use crate::secret::Secret;
 

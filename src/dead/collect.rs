@@ -16,6 +16,7 @@ use super::subscription::Place;
 use crate::Error;
 use crate::amqp::{Connection, ReadBudget};
 use crate::backoff::Backoff;
+use crate::error::DeadLetterError;
 use crate::observe::{Event, Observers, Purpose};
 use crate::postgres::{Database, STATEMENT_LIMIT};
 use crate::secret::Secret;
@@ -120,7 +121,7 @@ impl Collector {
     /// Sets the growth limit of one tier, in place of the general one.
     ///
     /// # Errors
-    /// [`Error::InvalidDuration`]; [`Error::InvalidFilter`] if the map has no such tier.
+    /// [`Error::InvalidDuration`]; [`DeadLetterError::InvalidFilter`] if the map has no such tier.
     pub fn tier_growth_limit(
         self,
         tier: &str,
@@ -128,9 +129,9 @@ impl Collector {
         within: impl IntoDuration,
     ) -> Result<Self, Error> {
         if self.topology.tier(tier).is_none() {
-            return Err(Error::InvalidFilter {
+            return Err(Error::DeadLetter(DeadLetterError::InvalidFilter {
                 problem: format!("the map has no tier {tier:?}").into(),
-            });
+            }));
         }
         self.growth(Some(tier), count, within)
     }

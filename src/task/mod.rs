@@ -104,7 +104,7 @@ use serde::de::DeserializeOwned;
 pub use cancellation::Cancellation;
 pub use context::Context;
 pub(crate) use context::ContextParts;
-pub use data::Data;
+pub(crate) use data::Data;
 pub use duration::IntoDuration;
 pub(crate) use error::ErrorAdvice;
 pub use error::TaskError;

@@ -20,6 +20,7 @@ use super::watchdog::Watchdog;
 use super::{Phase, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
+use crate::error::WorkerError;
 use crate::execute::Executor;
 use crate::observe::Observers;
 use crate::publish::Publisher;
@@ -131,7 +132,7 @@ impl Worker {
     /// this looks like a crash, and they count it as one: let `shutdown` complete where you can.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`] and what [`Registry::collected`] finds,
+    /// [`WorkerError::UnknownGroup`], [`WorkerError::LimitsTooLong`] and what [`Registry::collected`] finds,
     /// before anything is begun.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let Self {
@@ -143,7 +144,8 @@ impl Worker {
         } = self;
         let registry = parts.registry.map_err(Error::Shared)?;
         let groups = check(&parts.topology, &registry, &groups)?;
-        let watchdog = Watchdog::start().map_err(|cause| Error::NoWatchdog { cause })?;
+        let watchdog =
+            Watchdog::start().map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
         let shared = Arc::new(Shared {

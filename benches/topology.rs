@@ -9,7 +9,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use tierline::Topology;
-use tierline::topology::capabilities::{Capabilities, Version};
+use tierline::topology::Version;
 use tierline::topology::plan::Plan;
 
 criterion_group!(benches, ten_thousand_tasks);
@@ -17,11 +17,11 @@ criterion_main!(benches);
 
 fn ten_thousand_tasks(criterion: &mut Criterion) {
     let text = hotel_with_tasks(10_000);
-    let capabilities = Capabilities::of(Version::new(4, 3, 6)).unwrap();
+    let version = Version::new(4, 3, 6);
     criterion.bench_function("parse and plan 10,000 tasks", |bencher| {
         bencher.iter(|| {
             let topology = Topology::parse(black_box(&text)).unwrap();
-            black_box(Plan::new(&topology, &capabilities).unwrap())
+            black_box(Plan::new(&topology, version).unwrap())
         });
     });
     let topology = Topology::parse(&text).unwrap();

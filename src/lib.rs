@@ -26,7 +26,7 @@
 pub mod guide;
 
 mod backoff;
-mod error;
+pub mod error;
 mod random;
 mod secret;
 pub mod topology;
@@ -69,7 +69,7 @@ pub mod admin;
 pub mod testing;
 
 pub use app::{Builder, OnConnect, Tierline};
-pub use error::{Error, LimitsTooLong};
+pub use error::{Error, ErrorKind};
 #[cfg(feature = "postgres")]
 pub use postgres::Database;
 pub use task::{

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::topology::capabilities::Capabilities;
+use crate::error::PublishError;
+use crate::topology::Version;
 use crate::topology::{Home, MappedTask, Tier, Topology, delay};
 
 /// The place that a message is sent to, and the priority that it is sent with.
@@ -44,16 +45,18 @@ pub(crate) enum RouteRequest<'a> {
 /// the delay levels are quorum queues too.
 ///
 /// # Errors
-/// [`Error::UnmappedTask`], [`Error::InvalidPriority`], [`Error::DelayTooLong`].
+/// [`PublishError::UnmappedTask`], [`PublishError::InvalidPriority`], [`PublishError::DelayTooLong`].
 pub(crate) fn destination(
     topology: &Topology,
-    capabilities: &Capabilities,
+    broker: Version,
     task: &str,
     request: RouteRequest<'_>,
     delay: Duration,
 ) -> Result<Destination, Error> {
-    let unmapped = || Error::UnmappedTask {
-        task: task.to_owned(),
+    let unmapped = || {
+        Error::Publish(PublishError::UnmappedTask {
+            task: task.to_owned(),
+        })
     };
     let mapped = topology.task(task);
     let tier = match (mapped, request) {
@@ -79,7 +82,7 @@ pub(crate) fn destination(
         exchange,
         routing_key,
         priority: match is_in_quorum_queue {
-            true => priority.min(capabilities.highest_quorum_priority),
+            true => priority.min(broker.highest_quorum_priority()),
             false => priority,
         },
     })
@@ -88,16 +91,16 @@ pub(crate) fn destination(
 /// Refuses a payload that is larger than the broker accepts.
 ///
 /// # Errors
-/// [`Error::TooLarge`].
+/// [`PublishError::TooLarge`].
 pub(crate) fn check_size(topology: &Topology, task: &str, payload: &[u8]) -> Result<(), Error> {
     let limit = topology.broker().max_message_size;
     let size = payload.len() as u64;
     if size > limit {
-        return Err(Error::TooLarge {
+        return Err(Error::Publish(PublishError::TooLarge {
             task: task.into(),
             size,
             limit,
-        });
+        }));
     }
     Ok(())
 }
@@ -117,11 +120,11 @@ fn priority(
         } => match highest {
             Some(highest) if wanted <= highest => Some(wanted),
             Some(_) | None => {
-                return Err(Error::InvalidPriority {
+                return Err(Error::Publish(PublishError::InvalidPriority {
                     task: task.into(),
                     priority: wanted,
                     highest,
-                });
+                }));
             }
         },
         RouteRequest::Retry {
@@ -175,8 +178,8 @@ mod tests {
         request: RouteRequest<'_>,
         delay: Duration,
     ) -> Result<Destination, Error> {
-        let capabilities = Capabilities::of(version.parse().unwrap()).unwrap();
-        destination(&topology(), &capabilities, task, request, delay)
+        let broker = version.parse().unwrap();
+        destination(&topology(), broker, task, request, delay)
     }
 
     fn route(task: &str, request: RouteRequest<'_>) -> Destination {
@@ -221,14 +224,20 @@ mod tests {
         }
         let too_long = delay::MAX_DELAY + Duration::from_millis(1);
         let refused = route_on("4.3.6", "otp", publish(None), too_long);
-        assert!(matches!(refused, Err(Error::DelayTooLong { .. })));
+        assert!(matches!(
+            refused,
+            Err(Error::Publish(PublishError::DelayTooLong { .. }))
+        ));
     }
 
     #[test]
     fn an_unmapped_task_is_an_error_and_its_retry_stays_in_its_tier() {
         for request in [publish(None), redrive("urgent", 5), retry("gone", 5)] {
             let refused = route_on("4.3.6", "spam", request, Duration::ZERO);
-            assert!(matches!(refused, Err(Error::UnmappedTask { .. })));
+            assert!(matches!(
+                refused,
+                Err(Error::Publish(PublishError::UnmappedTask { .. }))
+            ));
         }
         let stays = route("spam", retry("urgent", 7));
         assert_eq!((stays.tier.as_str(), stays.priority), ("urgent", 7));
@@ -242,7 +251,9 @@ mod tests {
         for (task, priority, most) in [("otp", 11, Some(10)), ("mail", 1, None), ("ping", 0, None)]
         {
             match route_on("4.3.6", task, publish(priority), Duration::ZERO) {
-                Err(Error::InvalidPriority { highest, .. }) => assert_eq!(highest, most, "{task}"),
+                Err(Error::Publish(PublishError::InvalidPriority { highest, .. })) => {
+                    assert_eq!(highest, most, "{task}")
+                }
                 other => panic!("{task}: {other:?}"),
             }
         }
@@ -299,7 +310,7 @@ mod tests {
         let refused = check_size(&topology(), "mail", &[0; 1025]);
         let expected = (1025, 1024);
         assert!(
-            matches!(refused, Err(Error::TooLarge { size, limit, .. }) if (size, limit) == expected)
+            matches!(refused, Err(Error::Publish(PublishError::TooLarge { size, limit, .. })) if (size, limit) == expected)
         );
     }
 }

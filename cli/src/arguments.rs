@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tierline::task::IntoDuration;
-use tierline::topology::capabilities::Version;
+use tierline::topology::Version;
 
 use crate::secret::Secret;
 

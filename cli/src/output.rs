@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tierline::Error;
+use tierline::error::{BrokerError, TopologyError};
+use tierline::{Error, ErrorKind};
 
 use crate::secret::without_credentials;
 
@@ -96,36 +97,23 @@ pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
 /// The fields of an error for programs, beside its text.
 fn describe(error: &Error) -> Value {
     match error {
-        Error::InvalidTopology(invalid) => json!({ "problems": invalid.problems() }),
-        Error::Mismatch(mismatch) => json!({ "mismatch": mismatch }),
+        Error::Topology(TopologyError::Invalid(invalid)) => {
+            json!({ "problems": invalid.problems() })
+        }
+        Error::Broker(BrokerError::Mismatch(mismatch)) => json!({ "mismatch": mismatch }),
         _ => json!({}),
     }
 }
 
 fn code(error: &Error) -> u8 {
-    match error {
-        Error::InvalidBrokerUrl { .. }
-        | Error::InvalidManagementUrl { .. }
-        | Error::InvalidDatabaseUrl { .. }
-        | Error::InvalidDuration(_)
-        | Error::InvalidFilter { .. }
-        | Error::InvalidToken { .. } => MISUSED,
-        Error::DeadLetterNotFound { .. }
-        | Error::BulkNotFound { .. }
-        | Error::UnknownSchedule { .. }
-        | Error::UnknownTier { .. } => NOT_FOUND,
-        Error::BrokerUnreachable { .. }
-        | Error::BrokerFailed { .. }
-        | Error::ManagementFailed { .. }
-        | Error::LoginRefused { .. }
-        | Error::VirtualHostRefused { .. }
-        | Error::NotConnected { .. }
-        | Error::Blocked { .. }
-        | Error::Unconfirmed { .. }
-        | Error::DatabaseUnreachable { .. }
-        | Error::DatabaseFailed { .. }
-        | Error::DatabaseLoginRefused { .. } => BROKEN,
-        Error::Shared(error) => code(error),
+    match error.kind() {
+        // A dead letter that cannot be published is wrong; the command line is not.
+        ErrorKind::Invalid if error.stored().is_none() => MISUSED,
+        ErrorKind::NotFound => NOT_FOUND,
+        ErrorKind::Connection | ErrorKind::Overloaded => BROKEN,
+        // The user was let in, and the topology needs more than the user may do.
+        _ if matches!(error, Error::Broker(BrokerError::AccessRefused { .. })) => WRONG,
+        ErrorKind::Permission => BROKEN,
         _ => WRONG,
     }
 }

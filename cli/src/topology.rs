@@ -2,9 +2,9 @@
 
 use serde_json::json;
 use tierline::amqp::{Connection, Management, apply, apply_with, doctor, doctor_with};
-use tierline::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
+use tierline::topology::{QUORUM_PRIORITIES_SINCE, Version};
 use tierline::{Error, Topology};
 
 use crate::arguments;
@@ -23,12 +23,13 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
             broker,
             ..
         } => {
-            let capabilities = match (broker_version, broker.amqp) {
-                (Some(version), _) => Capabilities::of(version)?,
+            let version = match (broker_version, broker.amqp) {
+                (Some(version), _) => version,
                 (None, Some(url)) => ask(url.expose()).await?,
-                (None, None) => newest()?,
+                // No newer version has a feature that a file can ask for.
+                (None, None) => QUORUM_PRIORITIES_SINCE,
             };
-            let plan = Plan::new(&topology, &capabilities)?;
+            let plan = Plan::new(&topology, version)?;
             Ok(Output::well(plan.to_string(), json!(plan)))
         }
         Command::Apply {
@@ -69,7 +70,7 @@ async fn run_apply(
 ) -> Result<Output, Error> {
     let management = management.open()?;
     let connection = Connection::open(broker.amqp.expose(), NAME).await?;
-    let plan = Plan::new(topology, connection.capabilities())?;
+    let plan = Plan::new(topology, connection.version())?;
     let applied = match &management {
         Some(management) => apply_with(&connection, &plan, management).await,
         None => apply(&connection, &plan).await,
@@ -102,7 +103,7 @@ async fn run_doctor(
 }
 
 fn export(topology: &Topology, vhost: &str, no_users: bool) -> Result<Output, Error> {
-    let plan = Plan::new(topology, &newest()?)?;
+    let plan = Plan::new(topology, QUORUM_PRIORITIES_SINCE)?;
     let mut definitions = Definitions::new(topology, &plan, vhost);
     if no_users {
         definitions.users.clear();
@@ -140,14 +141,9 @@ impl arguments::Management {
     }
 }
 
-async fn ask(url: &str) -> Result<Capabilities, Error> {
+async fn ask(url: &str) -> Result<Version, Error> {
     let connection = Connection::open(url, NAME).await?;
-    let capabilities = connection.capabilities().clone();
+    let version = connection.version();
     connection.close().await;
-    Ok(capabilities)
-}
-
-/// No later version has anything more that a file can require.
-fn newest() -> Result<Capabilities, Error> {
-    Capabilities::of(QUORUM_PRIORITIES_SINCE)
+    Ok(version)
 }

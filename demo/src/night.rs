@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
 use tierline::dead::{
-    Canary, DeadLetters, Filter, Group, OperationState, Page, RootCause, State, Summary,
+    Canary, DeadLetters, FailureGroup, Filter, OperationState, Page, RootCause, State, Summary,
 };
 use tierline::{TaskId, Tierline, Topology};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -217,7 +217,7 @@ impl Night<'_> {
         }
     }
 
-    async fn redrive(&self, group: &Group) -> Result<()> {
+    async fn redrive(&self, group: &FailureGroup) -> Result<()> {
         let task = group.sample.task.as_deref().unwrap_or("unknown");
         let letters = self.letters.clone().because("the payment provider is back");
         let filter = Filter::default().fingerprint(&group.fingerprint);
@@ -242,7 +242,7 @@ impl Night<'_> {
             && meter.dead() == dead
     }
 
-    async fn dead_groups(&self) -> Result<Vec<Group>> {
+    async fn dead_groups(&self) -> Result<Vec<FailureGroup>> {
         let dead = Filter::default().state(State::Dead);
         Ok(self.letters.groups(&dead, GROUPS).await?)
     }

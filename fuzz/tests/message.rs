@@ -3,16 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lapin::options::BasicPublishOptions;
 use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
-use tierline::execute::{Executor, Verdict};
+use tierline::execute::Verdict;
 use tierline::message::{Death, Message};
-use tierline::task::Cancellation;
-use tierline::testing::RecordingPublisher;
+use tierline::testing::Tester;
 use tierline::{Registry, Task, Tierline, Topology};
 use tierline_fuzz::{Header, MAP, properties};
 use tierline_testbed::{database, vhost};
@@ -48,15 +46,13 @@ fn any_payload_is_run_or_parked() {
     registry
         .register::<Note, _>(|note: Note| async move { drop(note.words) })
         .unwrap();
-    let publisher = Arc::new(RecordingPublisher::new());
-    let executor = Executor::new(Arc::new(registry), Arc::default(), publisher);
+    let tester = Tester::builder().registry(registry).build();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap();
-    let run = AssertUnwindSafe(|message: Message| {
-        runtime.block_on(executor.execute(&message, &Cancellation::new()))
-    });
+    let run =
+        AssertUnwindSafe(|message: Message| runtime.block_on(tester.run_message(message)).verdict);
     bolero::check!().for_each(|payload: &[u8]| {
         let run = &run;
         let properties = properties("note", "1", &[]);

@@ -13,9 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::problem::Problem;
 use super::{AdminState, MAX_BULK_REDRIVES};
-use crate::dead::{
-    Canary, DeadLetters, Filter, Operation, Page, Reason, State as StateFilter, parse_time,
-};
+use crate::dead::{Canary, DeadLetters, Filter, Operation, Page, Reason, State as StateFilter};
 
 /// The time window of groups if `since` is missing.
 const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
@@ -276,21 +274,22 @@ impl CanaryBody {
 
 impl ListQuery {
     fn filter(self) -> ApiResult<Filter> {
-        let now = SystemTime::now();
-        let time = |text: Option<String>| {
-            let time = text.map(|text| parse_time(&text, now)).transpose();
-            time.map_err(Problem::bad)
-        };
-        Ok(Filter {
+        let mut filter = Filter {
             tier: self.tier,
             task: self.task,
             reason: self.reason,
             fingerprint: self.fingerprint,
             state: self.state,
-            since: time(self.since)?,
-            until: time(self.until)?,
             text: self.text,
-        })
+            ..Filter::default()
+        };
+        if let Some(since) = self.since {
+            filter = filter.since_text(&since)?;
+        }
+        if let Some(until) = self.until {
+            filter = filter.until_text(&until)?;
+        }
+        Ok(filter)
     }
 }
 

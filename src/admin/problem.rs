@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::Error;
+use crate::error::{DeadLetterError, ErrorKind, Stored};
 
 /// The problem of a request.
 #[derive(Debug)]
@@ -28,15 +29,20 @@ impl Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let status = match &error {
-            Error::InvalidFilter { .. } | Error::InvalidDuration(_) | Error::UnknownTier { .. } => {
+        let status = match (error.kind(), error.stored()) {
+            // A dead letter that cannot be published as it is, or not to the broker as it is.
+            (ErrorKind::Invalid | ErrorKind::Mismatch, Some(Stored::No))
+            | (ErrorKind::Conflict, _) => StatusCode::CONFLICT,
+            (ErrorKind::Invalid, None) => StatusCode::BAD_REQUEST,
+            // It is a part of the filter.
+            _ if matches!(
+                error,
+                Error::DeadLetter(DeadLetterError::UnknownTier { .. })
+            ) =>
+            {
                 StatusCode::BAD_REQUEST
             }
-            Error::DeadLetterNotFound { .. } | Error::BulkNotFound { .. } => StatusCode::NOT_FOUND,
-            Error::DeadLetterRefused { .. }
-            | Error::BulkRefused { .. }
-            | Error::TooLarge { .. }
-            | Error::Unroutable { .. } => StatusCode::CONFLICT,
+            (ErrorKind::NotFound, None) => StatusCode::NOT_FOUND,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         if status != StatusCode::SERVICE_UNAVAILABLE {

@@ -8,6 +8,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::Error;
+use crate::error::BrokerError;
 
 /// Seconds between signs of life, unless the URL says otherwise. A connection on which nothing is heard
 /// for twice as long is lost. With the broker's own 60 a worker would wait for two minutes on a node that
@@ -52,8 +53,10 @@ impl FromStr for Address {
     /// Reads `amqp://user:password@host:port/virtual-host`, or `amqps://` for TLS. All but the host
     /// may be left out. `?heartbeat=20` sets the seconds between signs of life, in place of 10.
     fn from_str(url: &str) -> Result<Self, Error> {
-        let invalid = |problem: &str| Error::InvalidBrokerUrl {
-            problem: problem.into(),
+        let invalid = |problem: &str| {
+            Error::Broker(BrokerError::InvalidUrl {
+                problem: problem.into(),
+            })
         };
         let Some((scheme @ ("amqp" | "amqps"), rest)) = url.split_once("://") else {
             return Err(invalid("it does not begin with amqp:// or amqps://"));

@@ -15,6 +15,7 @@ use super::doctor::{checks, snapshot::Snapshot};
 use super::management::Management;
 use super::run_commands::{self, CommandResult, Refusal};
 use crate::Error;
+use crate::error::BrokerError;
 use crate::topology::plan::{Binding, DestinationType, Plan, Queue};
 
 /// How long it may take in all. The 433 declarations of the hotel take a second.
@@ -77,16 +78,16 @@ impl fmt::Display for Applied {
 ///
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;
 /// let connection = Connection::open("amqp://localhost", "set-up").await?;
-/// let plan = Plan::new(&topology, connection.capabilities())?;
+/// let plan = Plan::new(&topology, connection.version())?;
 /// println!("{}", apply(&connection, &plan).await?);
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// [`Error::Mismatch`] if something exists with other arguments: then all the rest has been
-/// declared, and the error says what differs and what to do. [`Error::AccessRefused`] if the user
-/// lacks a permission, [`Error::OperationRefused`] if the broker refuses for another reason, and
-/// [`Error::BrokerFailed`] if the connection is lost or the broker does not answer.
+/// [`BrokerError::Mismatch`] if something exists with other arguments: then all the rest has been
+/// declared, and the error says what differs and what to do. [`BrokerError::AccessRefused`] if the user
+/// lacks a permission, [`BrokerError::Refused`] if the broker refuses for another reason, and
+/// [`BrokerError::Failed`] if the connection is lost or the broker does not answer.
 pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Error> {
     let deadline = Instant::now() + LIMIT;
     let exchanges: Vec<_> = plan
@@ -126,13 +127,13 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
     if refused.differences.is_empty() {
         return Ok(applied);
     }
-    Err(Error::Mismatch(Box::new(Mismatch {
+    Err(Error::Broker(BrokerError::Mismatch(Box::new(Mismatch {
         differences: refused.differences,
         applied,
-    })))
+    }))))
 }
 
-/// Like [`apply`], but an [`Error::Mismatch`] has every argument that differs: the broker itself
+/// Like [`apply`], but an [`BrokerError::Mismatch`] has every argument that differs: the broker itself
 /// names one for each object, the management API knows them all.
 ///
 /// # Errors
@@ -144,7 +145,7 @@ pub async fn apply_with(
     management: &Management,
 ) -> Result<Applied, Error> {
     let mut applied = apply(connection, plan).await;
-    if let Err(Error::Mismatch(mismatch)) = &mut applied
+    if let Err(Error::Broker(BrokerError::Mismatch(mismatch))) = &mut applied
         && let Ok(snapshot) = Snapshot::complete(connection, management).await
     {
         for seen in checks::differences(plan, &snapshot) {
@@ -210,13 +211,13 @@ fn error(connection: &Connection, command: &Command<'_>, refusal: &Refusal) -> E
     let address = connection.address();
     if refusal.code == Refusal::ACCESS_REFUSED {
         let user = address.user();
-        return Error::AccessRefused {
+        return Error::Broker(BrokerError::AccessRefused {
             tried: format!("{command} on {address} as user {user:?}").into(),
             needed: command.permissions().into(),
-        };
+        });
     }
-    Error::OperationRefused {
+    Error::Broker(BrokerError::Refused {
         tried: format!("{command} on {address}").into(),
         cause: refusal.text.as_str().into(),
-    }
+    })
 }

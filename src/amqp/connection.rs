@@ -17,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 use super::address::Address;
 use super::stream::{Checked, CheckedReactor, ClosesGate, Opening, ReadBudget, ReadGate, Repairs};
 use crate::Error;
+use crate::error::{BrokerError, Cause};
 use crate::secret::Secret;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 
 /// How long a connection may take to open, login included.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
@@ -40,13 +41,13 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// use tierline::amqp::Connection;
 ///
 /// let connection = Connection::open("amqp://localhost", "my service").await?;
-/// println!("RabbitMQ {}", connection.capabilities().version);
+/// println!("RabbitMQ {}", connection.version());
 /// # Ok(()) }
 /// ```
 pub struct Connection {
     inner: Handle,
     address: Address,
-    capabilities: Capabilities,
+    version: Version,
     repairs: Repairs,
     /// Ends the stream.
     abandoned: CancellationToken,
@@ -79,9 +80,9 @@ impl Connection {
     /// `name`.
     ///
     /// # Errors
-    /// [`Error::InvalidBrokerUrl`]; [`Error::BrokerUnreachable`], [`Error::LoginRefused`] and
-    /// [`Error::VirtualHostRefused`]; [`Error::UnknownBrokerVersion`] and
-    /// [`Error::UnsupportedBroker`].
+    /// [`BrokerError::InvalidUrl`]; [`BrokerError::Unreachable`], [`BrokerError::LoginRefused`] and
+    /// [`BrokerError::VirtualHostRefused`]; [`BrokerError::UnknownVersion`] and
+    /// [`BrokerError::UnsupportedVersion`].
     pub async fn open(url: &str, name: &str) -> Result<Self, Error> {
         Self::open_with(url, name, None).await
     }
@@ -110,11 +111,11 @@ impl Connection {
         unless_opened.disarm();
         check_frame_max(&inner, &address);
         let reported = opening.version().unwrap_or_default();
-        let capabilities = Capabilities::of(reported.parse()?)?;
+        let version = reported.parse::<Version>()?.supported()?;
         Ok(Self {
             inner: Handle::Own(inner),
             address,
-            capabilities,
+            version,
             repairs: opening.repairs,
             abandoned: opening.abandoned,
             gate: gate.map(ClosesGate),
@@ -123,9 +124,9 @@ impl Connection {
 
     /// Connects to the first of `urls` that answers, and returns its index.
     pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<(usize, Self), Error> {
-        let mut refused = Error::InvalidBrokerUrl {
+        let mut refused = Error::Broker(BrokerError::InvalidUrl {
             problem: "none was given: call .amqp(…) on the builder".into(),
-        };
+        });
         for (index, url) in urls.iter().enumerate() {
             match Self::open(url.expose(), name).await {
                 Ok(connection) => return Ok((index, connection)),
@@ -140,12 +141,15 @@ impl Connection {
     #[cfg(feature = "deadpool-lapin")]
     pub(crate) async fn from_pool(
         pool: &deadpool_lapin::Pool,
-        known: &(Address, Capabilities),
+        known: &(Address, Version),
     ) -> Result<Self, Error> {
-        let (address, capabilities) = known.clone();
-        let failed = |cause: String| Error::BrokerUnreachable {
-            address: format!("{address}, over the pool of AMQP connections").into(),
-            cause: cause.into(),
+        let (address, version) = known.clone();
+        let failed = |cause: String| {
+            Error::Broker(BrokerError::Unreachable {
+                address: format!("{address}, over the pool of AMQP connections").into(),
+                cause: cause.into(),
+                source: None,
+            })
         };
         let inner = match timeout(OPEN_LIMIT, pool.get()).await {
             Ok(Ok(object)) => object,
@@ -157,28 +161,28 @@ impl Connection {
         };
         let (found, wanted) = (inner.status().vhost(), address.virtual_host());
         if found.as_str() != wanted {
-            return Err(Error::InvalidPool {
+            return Err(Error::Broker(BrokerError::InvalidPool {
                 problem: format!(
                     "it connects to the virtual host {found:?}, and .amqp(…) of the builder to {wanted:?}; give \
                      both the same"
                 )
                 .into(),
-            });
+            }));
         }
         check_frame_max(&inner, &address);
         Ok(Self {
             inner: Handle::Pooled(inner),
             address,
-            capabilities,
+            version,
             repairs: Repairs::default(),
             abandoned: CancellationToken::new(),
             gate: None,
         })
     }
 
-    /// The capabilities of the broker's version, as reported when the connection opened.
-    pub fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+    /// The version that the broker reported when the connection opened.
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// The address of the broker.
@@ -231,17 +235,19 @@ impl Connection {
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
         match timeout_at(deadline, self.inner.create_channel()).await {
             Ok(Ok(channel)) => Ok(channel),
-            Ok(Err(error)) => Err(self.failed("open a channel", &error.to_string())),
+            Ok(Err(error)) => Err(self.failed("open a channel", &error)),
             Err(_) => Err(self.failed("open a channel", "the broker did not answer in time")),
         }
     }
 
     /// The error for something that was tried on this connection.
-    pub(crate) fn failed(&self, tried: &str, cause: &str) -> Error {
-        Error::BrokerFailed {
+    pub(crate) fn failed(&self, tried: &str, cause: impl Into<Cause>) -> Error {
+        let Cause { text, source } = cause.into();
+        Error::Broker(BrokerError::Failed {
             tried: format!("{tried} on {}", self.address).into(),
-            cause: cause.into(),
-        }
+            cause: text,
+            source,
+        })
     }
 }
 
@@ -250,7 +256,7 @@ impl fmt::Debug for Connection {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Connection")
             .field("address", &self.address)
-            .field("version", &self.capabilities.version)
+            .field("version", &self.version)
             .field("is_open", &self.is_open())
             .finish_non_exhaustive()
     }
@@ -325,30 +331,36 @@ async fn connect(
 }
 
 fn silent(address: &Address) -> Error {
-    Error::BrokerUnreachable {
+    let limit = OPEN_LIMIT.as_secs();
+    unreachable(address, format!("no answer within {limit} s"))
+}
+
+fn unreachable(address: &Address, cause: impl Into<Cause>) -> Error {
+    let Cause { text, source } = cause.into();
+    Error::Broker(BrokerError::Unreachable {
         address: address.to_string().into(),
-        cause: format!("no answer within {} s", OPEN_LIMIT.as_secs()).into(),
-    }
+        cause: text,
+        source,
+    })
 }
 
 fn refused(address: &Address, error: &lapin::Error) -> Error {
-    let unreachable = |cause: String| Error::BrokerUnreachable {
-        address: address.to_string().into(),
-        cause: cause.into(),
-    };
     match error.kind() {
         ErrorKind::ProtocolError(said) => match said.kind() {
-            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Error::LoginRefused {
-                address: address.to_string().into(),
-                user: address.user().into(),
-            },
-            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => Error::VirtualHostRefused {
-                virtual_host: format!("{:?} of {address}", address.virtual_host()).into(),
-                cause: said.get_message().as_str().into(),
-            },
-            _ => unreachable(said.to_string()),
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
+                Error::Broker(BrokerError::LoginRefused {
+                    address: address.to_string().into(),
+                    user: address.user().into(),
+                })
+            }
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
+                Error::Broker(BrokerError::VirtualHostRefused {
+                    virtual_host: format!("{:?} of {address}", address.virtual_host()).into(),
+                    cause: said.get_message().as_str().into(),
+                })
+            }
+            _ => unreachable(address, said.to_string()),
         },
-        ErrorKind::IOError(cause) => unreachable(cause.to_string()),
-        _ => unreachable(error.to_string()),
+        _ => unreachable(address, error),
     }
 }

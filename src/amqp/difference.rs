@@ -39,7 +39,7 @@ pub struct Difference {
     /// Its name.
     pub name: String,
     /// What differs. The broker names one argument; the management API all.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ArgumentDifference>,
     /// What to do about it.
     pub help: String,
 }
@@ -47,7 +47,7 @@ pub struct Difference {
 /// One argument that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Change {
+pub struct ArgumentDifference {
     /// Its name, or `type` or `durable`.
     pub argument: String,
     /// What the file says; `None`: nothing.
@@ -57,7 +57,12 @@ pub struct Change {
 }
 
 impl Difference {
-    pub(super) fn new(plan: &Plan, kind: ObjectKind, name: &str, changes: Vec<Change>) -> Self {
+    pub(super) fn new(
+        plan: &Plan,
+        kind: ObjectKind,
+        name: &str,
+        changes: Vec<ArgumentDifference>,
+    ) -> Self {
         Self {
             kind,
             name: name.to_owned(),
@@ -68,12 +73,12 @@ impl Difference {
 
     /// The difference that the broker names when it refuses a declaration, if that is its reason.
     pub(super) fn refused(plan: &Plan, kind: ObjectKind, name: &str, text: &str) -> Option<Self> {
-        let change = Change::from_refusal(text)?;
+        let change = ArgumentDifference::from_refusal(text)?;
         Some(Self::new(plan, kind, name, vec![change]))
     }
 }
 
-impl Change {
+impl ArgumentDifference {
     /// What differs between the arguments of a declaration and those that the broker has.
     pub(super) fn between(file: &Arguments, broker: &serde_json::Map<String, Value>) -> Vec<Self> {
         let names: BTreeSet<&String> = file.keys().chain(broker.keys()).collect();
@@ -190,7 +195,7 @@ impl fmt::Display for Difference {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for ArgumentDifference {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
         let (file, broker) = (shown(&self.file), shown(&self.broker));
@@ -247,13 +252,13 @@ mod tests {
                 Some("…"),
             ),
         ] {
-            let change = Change::from_refusal(text).unwrap();
+            let change = ArgumentDifference::from_refusal(text).unwrap();
             assert_eq!(change.argument, argument);
             assert_eq!(change.file.as_deref(), file);
             assert_eq!(change.broker.as_deref(), broker);
         }
         assert_eq!(
-            Change::from_refusal(
+            ArgumentDifference::from_refusal(
                 "PRECONDITION_FAILED - invalid arg 'x-max-priority' for queue 'q'"
             ),
             None

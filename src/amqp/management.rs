@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::address::percent_encoded;
 use crate::Error;
+use crate::error::{BrokerError, Cause};
 use crate::secret::Secret;
 
 /// How long one question may take.
@@ -39,10 +40,12 @@ impl Management {
     /// URL has one. Nothing is asked yet.
     ///
     /// # Errors
-    /// [`Error::InvalidManagementUrl`].
+    /// [`BrokerError::InvalidManagementUrl`].
     pub fn new(url: &str) -> Result<Self, Error> {
-        let invalid = |problem: &str| Error::InvalidManagementUrl {
-            problem: problem.into(),
+        let invalid = |problem: &str| {
+            Error::Broker(BrokerError::InvalidManagementUrl {
+                problem: problem.into(),
+            })
         };
         let Some((scheme @ ("http" | "https"), rest)) = url.split_once("://") else {
             return Err(invalid("it does not begin with http:// or https://"));
@@ -95,47 +98,51 @@ impl Management {
     }
 
     async fn array(&self, what: &str, path: String) -> Result<Vec<Value>, Error> {
-        let failed = |cause: &str| Error::ManagementFailed {
-            tried: format!("ask {self} for its {what}").into(),
-            cause: cause.into(),
+        let tried = || format!("ask {self} for its {what}").into();
+        let failed = |cause: &str, source| {
+            Error::Broker(BrokerError::ManagementFailed {
+                tried: tried(),
+                cause: cause.into(),
+                source,
+            })
         };
         let this = self.clone();
         // The client blocks, with a limit of its own.
         let answer = tokio::task::spawn_blocking(move || this.get(&path));
         let (status, body) = answer
             .await
-            .map_err(|_| failed("the runtime is shutting down"))?
-            .map_err(|cause| {
-                failed(&format!("{cause}; is it running, and is this its address?"))
+            .map_err(|_| failed("the runtime is shutting down", None))?
+            .map_err(|error| {
+                let Cause { text, source } = Cause::from(&error);
+                let text = format!("{text}; is it running, and is this its address?");
+                failed(&text, source)
             })?;
         match (status, body) {
             (200, Value::Array(items)) => Ok(items),
             (200, _) => Err(failed(
                 "the answer is not a list; is it RabbitMQ's management API?",
+                None,
             )),
-            (401, _) => Err(failed(&format!(
-                "it refuses the login of user {:?}; check name, password and the user's tags",
-                self.user
-            ))),
-            (404, _) => Err(failed("it has no such virtual host, or no such API")),
-            (status, _) => Err(failed(&format!("it answered with status {status}"))),
+            (401, _) => Err(Error::Broker(BrokerError::ManagementLoginRefused {
+                tried: tried(),
+                user: self.user.as_str().into(),
+            })),
+            (404, _) => Err(failed("it has no such virtual host, or no such API", None)),
+            (status, _) => Err(failed(&format!("it answered with status {status}"), None)),
         }
     }
 
-    fn get(&self, path: &str) -> Result<(u16, Value), String> {
+    fn get(&self, path: &str) -> Result<(u16, Value), ureq::Error> {
         let answer = self
             .agent
             .get(format!("{}/api/{path}", self.base))
             .header("authorization", self.authorization.expose())
             .call();
-        let mut answer = answer.map_err(|error| error.to_string())?;
+        let mut answer = answer?;
         let status = answer.status().as_u16();
         let body = answer.body_mut().with_config().limit(LARGEST_ANSWER);
         match status {
-            200 => body
-                .read_json()
-                .map(|body| (status, body))
-                .map_err(|error| error.to_string()),
+            200 => body.read_json().map(|body| (status, body)),
             _ => Ok((status, Value::Null)),
         }
     }
@@ -150,6 +157,15 @@ fn has_host(url: &str) -> bool {
         let port = authority.as_str().strip_prefix(authority.host());
         port == Some("") || authority.port_u16().is_some()
     })
+}
+
+impl From<&ureq::Error> for Cause {
+    fn from(error: &ureq::Error) -> Self {
+        match error {
+            ureq::Error::Io(error) => error.into(),
+            other => other.to_string().into(),
+        }
+    }
 }
 
 /// Room for some 100,000 queues.

@@ -6,6 +6,7 @@ mod command;
 mod connection;
 mod difference;
 mod doctor;
+pub(crate) mod error;
 #[cfg(feature = "management")]
 mod management;
 mod run_commands;
@@ -14,7 +15,7 @@ mod stream;
 pub use address::Address;
 pub use apply::{Applied, apply};
 pub use connection::Connection;
-pub use difference::{Change, Difference, Mismatch, ObjectKind};
+pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
 #[cfg(feature = "postgres")]
 pub(crate) use stream::ReadBudget;

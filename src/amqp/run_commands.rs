@@ -95,7 +95,7 @@ async fn run_on_channel(
             let result = match timeout_at(limit, command.run(&channel)).await {
                 Ok(Ok(counts)) => Ok(counts),
                 Ok(Err(error)) => Err(refusal(&error)
-                    .ok_or_else(|| connection.failed(&command.to_string(), &error.to_string()))?),
+                    .ok_or_else(|| connection.failed(&command.to_string(), &error))?),
                 Err(_) => {
                     let cause = "the broker did not answer in time";
                     return Err(connection.failed(&command.to_string(), cause));

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::amqp::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
+use crate::error::BrokerError;
 use crate::observe::{Event, Observers};
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
@@ -286,9 +287,9 @@ impl Builder {
     /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
     ///
     /// # Errors
-    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`Error::NotVerified`] where something is
-    /// missing and must not be declared; [`Error::MiddlewareWithoutTarget`] where the map does not have the group or
-    /// the task of a middleware; [`Error::InvalidPool`] where the pool of AMQP connections is too
+    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`BrokerError::NotVerified`] where something is
+    /// missing and must not be declared; [`WorkerError::MiddlewareWithoutTarget`](crate::error::WorkerError::MiddlewareWithoutTarget) where the map does not have the group or
+    /// the task of a middleware; [`BrokerError::InvalidPool`] where the pool of AMQP connections is too
     /// small, or leads to another virtual host.
     pub async fn connect(self) -> Result<Tierline, Error> {
         let Self {
@@ -341,7 +342,7 @@ impl Builder {
         urls.rotate_left(answered);
         match on_connect {
             OnConnect::Apply => {
-                let plan = Plan::new(&topology, connection.capabilities())?;
+                let plan = Plan::new(&topology, connection.version())?;
                 let applied = apply(&connection, &plan).await?;
                 if !applied.unreachable.is_empty() {
                     let queues = applied.unreachable.join(", ");
@@ -358,11 +359,11 @@ impl Builder {
                         .findings
                         .retain(|finding| finding.severity > Severity::Note);
                     report.not_checked.clear();
-                    return Err(Error::NotVerified(Box::new(report)));
+                    return Err(Error::Broker(BrokerError::NotVerified(Box::new(report))));
                 }
             }
             OnConnect::Nothing => {
-                Plan::new(&topology, connection.capabilities())?;
+                Plan::new(&topology, connection.version())?;
             }
         }
         let from = Connections::Own {
@@ -372,10 +373,7 @@ impl Builder {
         #[cfg(feature = "deadpool-lapin")]
         let (from, connection) = match amqp_pool {
             Some(pool) => {
-                let known = (
-                    connection.address().clone(),
-                    connection.capabilities().clone(),
-                );
+                let known = (connection.address().clone(), connection.version());
                 let pooled = Connection::from_pool(&pool, &known).await?;
                 connection.close().await;
                 (Connections::Pooled { pool, known }, pooled)
@@ -426,13 +424,13 @@ fn check_size(pool: &deadpool_lapin::Pool, needed: usize) -> Result<(), Error> {
     if size >= needed {
         return Ok(());
     }
-    Err(Error::InvalidPool {
+    Err(Error::Broker(BrokerError::InvalidPool {
         problem: format!(
             "it has at most {size} connections, and publishing keeps {needed}; set its max_size to {needed} and what \
              the app itself needs, or lower publish_connections"
         )
         .into(),
-    })
+    }))
 }
 
 /// Without the URLs: they may hold passwords.

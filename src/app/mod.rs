@@ -12,6 +12,8 @@ use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::dead::{Collector, DeadLetters, Outcomes};
 #[cfg(feature = "postgres")]
+use crate::error::DatabaseError;
+#[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
 #[cfg(feature = "postgres")]
@@ -109,7 +111,7 @@ impl Tierline {
     /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn scheduler(&self) -> Result<Scheduler, Error> {
         Ok(Scheduler::new(
@@ -124,7 +126,7 @@ impl Tierline {
     /// The schedules: list, pause, resume, run, change.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn schedules(&self) -> Result<Schedules, Error> {
         let database = self.log("use the schedules")?.database();
@@ -136,7 +138,7 @@ impl Tierline {
     /// The app's database.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn database(&self) -> Result<&Database, Error> {
         Ok(self.log("use the database")?.database())
@@ -145,7 +147,7 @@ impl Tierline {
     /// The log of dead letters: list, group, redrive, discard.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn dead_letters(&self) -> Result<DeadLetters, Error> {
         self.log("use the log of dead letters").cloned()
@@ -154,7 +156,7 @@ impl Tierline {
     /// What takes dead letters from their queues into the log, on a connection of its own.
     ///
     /// # Errors
-    /// [`Error::NoDatabase`] where the builder was given none.
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
     #[cfg(feature = "postgres")]
     pub fn collector(&self) -> Result<Collector, Error> {
         let database = self.log("collect dead letters")?.database();
@@ -170,8 +172,10 @@ impl Tierline {
     #[cfg(feature = "postgres")]
     fn log(&self, tried: &str) -> Result<&DeadLetters, Error> {
         self.publisher.check_open(tried)?;
-        self.letters.as_ref().ok_or_else(|| Error::NoDatabase {
-            tried: tried.into(),
+        self.letters.as_ref().ok_or_else(|| {
+            Error::Database(DatabaseError::NotConfigured {
+                tried: tried.into(),
+            })
         })
     }
 

@@ -9,6 +9,7 @@ use super::bulk_runner::BulkRunner;
 use super::redrive::to_its_end;
 use super::{DeadLetters, Filter, Operation, OperationKind, OperationState, State};
 use crate::Error;
+use crate::error::DeadLetterError;
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
 
@@ -93,9 +94,11 @@ impl DeadLetters {
     pub async fn resumable(&self, id: i64) -> Result<Operation, Error> {
         self.publisher()?;
         let operation = self.operation(id).await?;
-        let refused = |problem: &str| Error::BulkRefused {
-            id,
-            problem: problem.into(),
+        let refused = |problem: &str| {
+            Error::DeadLetter(DeadLetterError::OperationRefused {
+                id,
+                problem: problem.into(),
+            })
         };
         match (operation.action, operation.state) {
             (OperationKind::Discard | OperationKind::Purge, _) => {
@@ -111,7 +114,7 @@ impl DeadLetters {
     /// its batch, and can be resumed.
     ///
     /// # Errors
-    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] if it is done or still runs; as every use of
+    /// [`DeadLetterError::OperationNotFound`]; [`DeadLetterError::OperationRefused`] if it is done or still runs; as every use of
     /// the database.
     pub async fn resume(&self, id: i64) -> Result<Operation, Error> {
         let (letters, abandoned) = (self.clone(), CancellationToken::new());
@@ -137,9 +140,11 @@ impl DeadLetters {
     async fn resumed(&self, id: i64) -> Result<(BulkRedrive, Begun), Error> {
         self.resumable(id).await?;
         let known = self.known_operation(id).await?;
-        let refused = |problem: &str| Error::BulkRefused {
-            id,
-            problem: problem.into(),
+        let refused = |problem: &str| {
+            Error::DeadLetter(DeadLetterError::OperationRefused {
+                id,
+                problem: problem.into(),
+            })
         };
         let filter = serde_json::from_value(known.operation.filter.clone());
         let bulk = BulkRedrive {
@@ -222,7 +227,7 @@ impl BulkRedrive {
     /// Stores the redrive without running it. [`DeadLetters::resume`] runs it, here or in another process.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database.
+    /// [`DeadLetterError::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database.
     pub async fn prepare(self) -> Result<Operation, Error> {
         let begun = self.begin().await?;
         let (id, stopped) = (begun.operation.id, OperationState::Stopped);
@@ -236,7 +241,7 @@ impl BulkRedrive {
     /// If this future is dropped, the redrive stops after its batch.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database. After a database error it can be resumed.
+    /// [`DeadLetterError::InvalidFilter`] and [`Error::InvalidDuration`], and as every use of the database. After a database error it can be resumed.
     pub async fn run(self) -> Result<Operation, Error> {
         let abandoned = CancellationToken::new();
         let _when_dropped = abandoned.clone().drop_guard();
@@ -267,9 +272,9 @@ impl BulkRedrive {
             canary.unreadable.check()?;
         }
         if self.filter.state.is_some_and(|state| state != State::Dead) {
-            return Err(Error::InvalidFilter {
+            return Err(Error::DeadLetter(DeadLetterError::InvalidFilter {
                 problem: "only dead rows can be redriven: leave `state` out".into(),
-            });
+            }));
         }
         self.letters.take_up(None).await?;
         let dead = self.filter.clone().state(State::Dead);

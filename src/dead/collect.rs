@@ -16,6 +16,7 @@ use super::subscription::Place;
 use crate::Error;
 use crate::amqp::{Connection, ReadBudget};
 use crate::backoff::Backoff;
+use crate::error::DeadLetterError;
 use crate::observe::{Event, Observers, Purpose};
 use crate::postgres::{Database, STATEMENT_LIMIT};
 use crate::secret::Secret;
@@ -182,10 +183,10 @@ impl Collector {
         for tier in limited.filter_map(|growth| growth.tier.as_deref()) {
             if self.topology.tier(tier).is_none() {
                 let known: Vec<_> = self.topology.tiers().iter().map(|it| &*it.name).collect();
-                return Err(Error::UnknownTier {
+                return Err(Error::DeadLetter(DeadLetterError::UnknownTier {
                     tier: tier.into(),
                     known: known.join(", ").into(),
-                });
+                }));
             }
         }
         Ok(())

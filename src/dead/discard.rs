@@ -3,6 +3,7 @@
 use super::operation::OperationKind;
 use super::{DeadLetters, Filter, Operation, OperationState, State};
 use crate::Error;
+use crate::error::DeadLetterError;
 
 /// How many rows one statement changes.
 const BATCH: i64 = 1_000;
@@ -12,27 +13,27 @@ impl DeadLetters {
     /// redriven.
     ///
     /// # Errors
-    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] if its state is not `dead`; as every use
+    /// [`DeadLetterError::NotFound`]; [`DeadLetterError::Refused`] if its state is not `dead`; as every use
     /// of the database.
     pub async fn discard(&self, id: i64) -> Result<(), Error> {
         if self.discard_rows(&[id]).await? == 1 {
             return Ok(());
         }
         let known = self.get(id).await?;
-        Err(Error::DeadLetterRefused {
+        Err(Error::DeadLetter(DeadLetterError::Refused {
             id,
             problem: format!(
                 "its state is {}, and only dead ones can be discarded",
                 known.summary.state
             )
             .into(),
-        })
+        }))
     }
 
     /// Marks all dead rows that a filter selects as not needed.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
+    /// [`DeadLetterError::InvalidFilter`], and as every use of the database.
     pub async fn discard_all(&self, filter: &Filter) -> Result<Operation, Error> {
         let filter = filter.clone().state(State::Dead);
         self.in_batches(OperationKind::Discard, &filter, async |ids| {
@@ -44,7 +45,7 @@ impl DeadLetters {
     /// Deletes all rows of this app that a filter selects, except those that are being redriven.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
+    /// [`DeadLetterError::InvalidFilter`], and as every use of the database.
     pub async fn purge(&self, filter: &Filter) -> Result<Operation, Error> {
         self.in_batches(OperationKind::Purge, filter, async |ids| {
             let deleting = sqlx::query(

@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sqlx::{Postgres, QueryBuilder};
 
-use super::{Reason, State, time_filter};
+use super::time_filter::{self, parse_time};
+use super::{Reason, State};
 use crate::Error;
+use crate::error::DeadLetterError;
 use crate::postgres::Time;
 
 /// Selects dead letters. A row must match every field that is set; all fields are optional.
@@ -108,6 +110,31 @@ impl Filter {
         self
     }
 
+    /// As [`since`](Self::since), with the time as people write it: `24h` for 24 hours ago, or
+    /// `2026-01-31T10:00:00Z`.
+    ///
+    /// ```
+    /// # use tierline::dead::Filter;
+    /// let today = Filter::default().since_text("24h")?;
+    /// let january = Filter::default().since_text("2026-01-01T00:00:00Z")?.until_text("2026-02-01T00:00:00Z")?;
+    /// assert!(Filter::default().since_text("yesterday").is_err());
+    /// # Ok::<(), tierline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadLetterError::InvalidFilter`] if the text is neither.
+    pub fn since_text(self, time: &str) -> Result<Self, Error> {
+        Ok(self.since(parse_time(time)?))
+    }
+
+    /// As [`until`](Self::until), with the time as [`since_text`](Self::since_text) takes it.
+    ///
+    /// # Errors
+    /// [`DeadLetterError::InvalidFilter`] if it cannot be read.
+    pub fn until_text(self, time: &str) -> Result<Self, Error> {
+        Ok(self.until(parse_time(time)?))
+    }
+
     /// Rows that contain this text; see [`text`](Self::text).
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.text = Some(text.into());
@@ -117,9 +144,9 @@ impl Filter {
     /// Refuses filters that Postgres cannot or should not run.
     pub(super) fn check(&self) -> Result<(), Error> {
         let invalid = |problem: String| {
-            Err(Error::InvalidFilter {
+            Err(Error::DeadLetter(DeadLetterError::InvalidFilter {
                 problem: problem.into(),
-            })
+            }))
         };
         for (name, text) in [
             ("tier", &self.tier),
@@ -209,9 +236,9 @@ impl Page {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.size == 0 || self.size > Self::LARGEST {
-            return Err(Error::InvalidFilter {
+            return Err(Error::DeadLetter(DeadLetterError::InvalidFilter {
                 problem: format!("a page has 1 to {} rows", Self::LARGEST).into(),
-            });
+            }));
         }
         Ok(())
     }
@@ -250,8 +277,10 @@ impl FromStr for Cursor {
                 id: id.parse().ok()?,
             })
         };
-        read().ok_or_else(|| Error::InvalidFilter {
-            problem: "the cursor is not one that a page returned".into(),
+        read().ok_or_else(|| {
+            Error::DeadLetter(DeadLetterError::InvalidFilter {
+                problem: "the cursor is not one that a page returned".into(),
+            })
         })
     }
 }

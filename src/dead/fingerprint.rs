@@ -9,7 +9,7 @@ const LONGEST: usize = 2_000;
 /// The same text for failures that have the same cause, as far as their texts show.
 ///
 /// Sixteen hexadecimal digits. Every release computes the same, so that groups outlive an upgrade.
-pub fn fingerprint(task: &str, error_type: Option<&str>, message: &str) -> String {
+pub(super) fn fingerprint(task: &str, error_type: Option<&str>, message: &str) -> String {
     let mut hash = Sha256::new();
     for part in [task, error_type.unwrap_or_default(), &template(message)] {
         hash.update(part.as_bytes());
@@ -19,14 +19,7 @@ pub fn fingerprint(task: &str, error_type: Option<&str>, message: &str) -> Strin
 }
 
 /// A message without its variable parts: ids, numbers, addresses, times and quoted values.
-///
-/// ```
-/// use tierline::dead::template;
-///
-/// let message = "user 4711 (ada@example.org) not found at 10.0.0.7:5432 after 3.5s: 'bob'";
-/// assert_eq!(template(message), "user # (#) not found at # after #: '#'");
-/// ```
-pub fn template(message: &str) -> String {
+fn template(message: &str) -> String {
     let message = &message[..message.floor_char_boundary(LONGEST)];
     let mut out = String::with_capacity(message.len());
     let mut rest = message;

@@ -11,6 +11,7 @@ use super::letter::{DETAILS, DeadLetter, SUMMARY, Summary, later_identities};
 use super::triage::{Advice, Assessment, Failing};
 use super::{DeadLetters, State, time_filter};
 use crate::Error;
+use crate::error::DeadLetterError;
 use crate::postgres::{STATEMENT_LIMIT, Time};
 
 /// A page of a list.
@@ -50,7 +51,7 @@ pub struct TierCount {
 /// Failures with the same fingerprint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Group {
+pub struct FailureGroup {
     /// Their fingerprint.
     pub fingerprint: String,
     /// How many there are.
@@ -72,7 +73,7 @@ impl DeadLetters {
     /// One page of the rows that a filter selects, the latest death first.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
+    /// [`DeadLetterError::InvalidFilter`], and as every use of the database.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, Error> {
         let mut query = self.list_query("", filter, page)?;
         let reading = async {
@@ -94,7 +95,7 @@ impl DeadLetters {
     /// A dead letter with all its fields.
     ///
     /// # Errors
-    /// [`Error::DeadLetterNotFound`], and as every use of the database.
+    /// [`DeadLetterError::NotFound`], and as every use of the database.
     pub async fn get(&self, id: i64) -> Result<DeadLetter, Error> {
         let mut query = self.select(&format!("SELECT {SUMMARY}, {DETAILS}"));
         query.push(" AND id = ").push_bind(id);
@@ -117,7 +118,7 @@ impl DeadLetters {
             Ok(Some(letter))
         };
         let found = self.within("read a dead letter", reading).await?;
-        found.ok_or(Error::DeadLetterNotFound { id })
+        found.ok_or(Error::DeadLetter(DeadLetterError::NotFound { id }))
     }
 
     /// How many rows each tier has: the tiers of the map in its order, then tiers that are no longer in it.
@@ -166,8 +167,8 @@ impl DeadLetters {
     /// Postgres counts every row in it.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
-    pub async fn groups(&self, filter: &Filter, most: u16) -> Result<Vec<Group>, Error> {
+    /// [`DeadLetterError::InvalidFilter`], and as every use of the database.
+    pub async fn groups(&self, filter: &Filter, most: u16) -> Result<Vec<FailureGroup>, Error> {
         let mut query = self.groups_query("", filter, most)?;
         let reading = async {
             let rows = query.build().fetch_all(self.database.pool()).await?;
@@ -194,7 +195,7 @@ impl DeadLetters {
                 is_mapped: self.is_mapped(sample.task.as_deref()),
             };
             let assessment = self.triage.assess(&failing).await;
-            assessed.push(Group {
+            assessed.push(FailureGroup {
                 fingerprint: sample.fingerprint.clone(),
                 count,
                 first_seen,
@@ -221,7 +222,7 @@ impl DeadLetters {
     /// How many rows a filter selects. Postgres counts every one of them.
     ///
     /// # Errors
-    /// [`Error::InvalidFilter`], and as every use of the database.
+    /// [`DeadLetterError::InvalidFilter`], and as every use of the database.
     pub async fn count(&self, filter: &Filter) -> Result<u64, Error> {
         filter.check()?;
         let mut query = self.select("SELECT count(*)");
@@ -330,7 +331,7 @@ impl DeadLetters {
     }
 }
 
-impl Group {
+impl FailureGroup {
     /// What to do about it.
     pub fn advice(&self) -> Advice {
         self.assessment.advice

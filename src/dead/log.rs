@@ -7,6 +7,7 @@ use sqlx::{Connection, PgConnection};
 use super::entry::Entry;
 use super::identity;
 use crate::Error;
+use crate::error::DatabaseError;
 use crate::postgres::{Database, STATEMENT_LIMIT, Time};
 
 /// From this many bytes on, a connection drops its buffer after the statement.
@@ -34,12 +35,12 @@ pub(super) async fn write(
     let mut batches = vec![entries];
     while let Some(batch) = batches.pop() {
         let more = match write_at_once(database, app, batch).await {
-            Err(Error::DatabaseRefused { .. }) if batch.len() > 1 => {
+            Err(Error::Database(DatabaseError::Refused { .. })) if batch.len() > 1 => {
                 let (first, second) = batch.split_at(batch.len() / 2);
                 batches.extend([second, first]);
                 continue;
             }
-            Err(Error::DatabaseRefused { cause, .. }) => {
+            Err(Error::Database(DatabaseError::Refused { cause, .. })) => {
                 tracing::warn!(%cause, "Postgres refuses a dead letter; writing it without its JSON");
                 write_less(database, app, batch).await?
             }
@@ -57,7 +58,7 @@ async fn write_less(database: &Database, app: &str, row: &[Entry]) -> Result<Wri
     let mut row = row.to_vec();
     row.iter_mut().for_each(Entry::without_json);
     match write_at_once(database, app, &row).await {
-        Err(Error::DatabaseRefused { .. }) => {}
+        Err(Error::Database(DatabaseError::Refused { .. })) => {}
         written => return written,
     }
     row.iter_mut().for_each(Entry::bytes_alone);

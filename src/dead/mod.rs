@@ -14,6 +14,7 @@ mod bulk_runner;
 mod collect;
 mod discard;
 mod entry;
+pub(crate) mod error;
 mod filter;
 mod fingerprint;
 mod housekeeping;
@@ -40,19 +41,19 @@ pub use bulk::{BulkRedrive, Canary};
 pub use collect::Collector;
 pub use entry::UNROUTED;
 pub use filter::{Cursor, Filter, Page};
-pub use fingerprint::{fingerprint, template};
 pub use housekeeping::DEFAULT_RETENTION;
 pub use labels::{Reason, RedriveOutcome, State};
 pub use letter::{Action, DeadLetter, PastAttempt, Summary};
-pub use list::{Group, Listed, TierCount};
+pub use list::{FailureGroup, Listed, TierCount};
 pub use operation::{Operation, OperationKind, OperationState};
+#[doc(hidden)]
 pub use outcome::Outcomes;
 #[cfg(feature = "admin")]
 pub(crate) use time_filter::TIME_PATTERN;
-pub use time_filter::parse_time;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 
 use crate::Error;
+use crate::error::BrokerError;
 use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::task::IntoDuration;
@@ -155,8 +156,10 @@ impl DeadLetters {
 
     /// What redrives go through.
     fn publisher(&self) -> Result<&Publisher, Error> {
-        let none = || Error::InvalidBrokerUrl {
-            problem: "no broker URL was given, and a redrive publishes to the broker".into(),
+        let none = || {
+            Error::Broker(BrokerError::InvalidUrl {
+                problem: "no broker URL was given, and a redrive publishes to the broker".into(),
+            })
         };
         self.unreadable.check()?;
         self.publisher.as_ref().ok_or_else(none)

@@ -9,6 +9,7 @@ use sqlx::postgres::PgRow;
 
 use super::{DeadLetters, Filter, time_filter};
 use crate::Error;
+use crate::error::DeadLetterError;
 use crate::postgres::Time;
 
 /// An operation on many rows.
@@ -98,7 +99,7 @@ impl DeadLetters {
     /// An operation and its progress.
     ///
     /// # Errors
-    /// [`Error::BulkNotFound`], and as every use of the database.
+    /// [`DeadLetterError::OperationNotFound`], and as every use of the database.
     pub async fn operation(&self, id: i64) -> Result<Operation, Error> {
         Ok(self.known_operation(id).await?.operation)
     }
@@ -127,7 +128,7 @@ impl DeadLetters {
     /// Stops a bulk redrive after its batch, in whichever process it runs.
     ///
     /// # Errors
-    /// [`Error::BulkNotFound`]; [`Error::BulkRefused`] if it does not run; as every use of the
+    /// [`DeadLetterError::OperationNotFound`]; [`DeadLetterError::OperationRefused`] if it does not run; as every use of the
     /// database.
     pub async fn stop(&self, id: i64) -> Result<(), Error> {
         let stopping = sqlx::query(
@@ -144,10 +145,10 @@ impl DeadLetters {
             return Ok(());
         }
         self.operation(id).await?;
-        Err(Error::BulkRefused {
+        Err(Error::DeadLetter(DeadLetterError::OperationRefused {
             id,
             problem: "it no longer runs".into(),
-        })
+        }))
     }
 
     pub(super) async fn known_operation(&self, id: i64) -> Result<Known, Error> {
@@ -162,7 +163,7 @@ impl DeadLetters {
             row.as_ref().map(Known::read).transpose()
         };
         let known = self.within("read an operation", reading).await?;
-        known.ok_or(Error::BulkNotFound { id })
+        known.ok_or(Error::DeadLetter(DeadLetterError::OperationNotFound { id }))
     }
 
     /// Records an operation on `total` rows up to the row `upto`.

@@ -16,13 +16,14 @@ use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use super::{DeadLetters, State, properties};
+use crate::error::{DatabaseError, DeadLetterError, PublishError};
 use crate::message::{Message, Redriven};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, OutgoingMessage};
 use crate::route::{self, RouteRequest};
 use crate::task::Receipt;
 use crate::topology::Topology;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 use crate::{Error, TaskId};
 
 /// How long a claim lasts: longer than any batch takes to be published and marked.
@@ -66,7 +67,7 @@ impl DeadLetters {
     /// A row is redriven once. If the task dies again, it becomes a new dead letter that is linked to this one.
     ///
     /// # Errors
-    /// [`Error::DeadLetterNotFound`]; [`Error::DeadLetterRefused`] if its task is no longer in the
+    /// [`DeadLetterError::NotFound`]; [`DeadLetterError::Refused`] if its task is no longer in the
     /// map, it cannot be parsed, it was already redriven or another process is redriving it; as publishing,
     /// and then its state does not change; as every use of the database.
     pub async fn redrive(&self, id: i64) -> Result<Receipt, Error> {
@@ -91,14 +92,14 @@ impl DeadLetters {
                 }
                 _ => "another process is redriving it",
             };
-            return Err(Error::DeadLetterRefused {
+            return Err(Error::DeadLetter(DeadLetterError::Refused {
                 id,
                 problem: problem.into(),
-            });
+            }));
         };
         let prepared = prepare(
             &self.topology,
-            &publisher.capabilities(),
+            publisher.broker_version(),
             claimed,
             &self.who,
         );
@@ -185,12 +186,11 @@ impl DeadLetters {
     /// Publishes claimed rows concurrently, and returns the result of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
-        let capabilities = &publisher.capabilities();
+        let broker = publisher.broker_version();
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;
-            let (letter, task, _) = match prepare(&self.topology, capabilities, claimed, &self.who)
-            {
+            let (letter, task, _) = match prepare(&self.topology, broker, claimed, &self.who) {
                 Ok(prepared) => prepared,
                 Err(error) => return (id, Sent::Refused(error)),
             };
@@ -260,10 +260,11 @@ pub(super) async fn to_its_end<T: Send + 'static>(
         Ok(done) => done,
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(Error::DatabaseFailed {
+            Err(_) => Err(Error::Database(DatabaseError::Failed {
                 tried: "redrive dead letters".into(),
                 cause: "the runtime is shutting down".into(),
-            }),
+                source: None,
+            })),
         },
     }
 }
@@ -285,13 +286,15 @@ impl Claimed {
 /// The message that a row becomes, with its destination, its id and its tier.
 fn prepare(
     topology: &Topology,
-    capabilities: &Capabilities,
+    broker: Version,
     claimed: Claimed,
     who: &str,
 ) -> Result<(OutgoingMessage, TaskId, String), Error> {
-    let refused = |problem: String| Error::DeadLetterRefused {
-        id: claimed.id,
-        problem: problem.into(),
+    let refused = |problem: String| {
+        Error::DeadLetter(DeadLetterError::Refused {
+            id: claimed.id,
+            problem: problem.into(),
+        })
     };
     let delivered = properties::decode(&claimed.properties)
         .ok_or_else(|| refused("its properties cannot be parsed".to_owned()))?;
@@ -302,15 +305,9 @@ fn prepare(
         tier: &claimed.tier,
         priority: message.priority,
     };
-    let route = route::destination(
-        topology,
-        capabilities,
-        &message.task,
-        origin,
-        Duration::ZERO,
-    );
+    let route = route::destination(topology, broker, &message.task, origin, Duration::ZERO);
     let route = route.map_err(|error| match error {
-        Error::UnmappedTask { task } => refused(format!(
+        Error::Publish(PublishError::UnmappedTask { task }) => refused(format!(
             "its task `{task}` is not mapped to a tier: add it to [tasks] in the map"
         )),
         error => error,

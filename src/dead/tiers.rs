@@ -2,6 +2,7 @@
 
 use super::{DeadLetters, UNROUTED};
 use crate::Error;
+use crate::error::DeadLetterError;
 
 impl DeadLetters {
     /// Fails if a tier is neither in the map nor has rows in the log. A filter with such a tier selects
@@ -17,7 +18,7 @@ impl DeadLetters {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownTier`]; as every use of the database, which is queried only if the map does not have
+    /// [`DeadLetterError::UnknownTier`]; as every use of the database, which is queried only if the map does not have
     /// the tier.
     pub async fn check_tier(&self, tier: &str) -> Result<(), Error> {
         if tier == UNROUTED || self.topology.tier(tier).is_some() {
@@ -30,9 +31,9 @@ impl DeadLetters {
         }
         let names = known.iter().map(|known| known.tier.as_str());
         let names: Vec<&str> = names.chain([UNROUTED]).collect();
-        Err(Error::UnknownTier {
+        Err(Error::DeadLetter(DeadLetterError::UnknownTier {
             tier: tier.into(),
             known: names.join(", ").into(),
-        })
+        }))
     }
 }

@@ -5,6 +5,8 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serializer, de};
 
+use crate::Error;
+use crate::error::DeadLetterError;
 use crate::task::IntoDuration;
 
 /// The latest time that can be written; a later one is written as this.
@@ -57,21 +59,9 @@ fn has_form(text: &str) -> bool {
         && (offset == "Z" || is(offset, "+00:00") || is(offset, "-00:00"))
 }
 
-/// Parses a point in time as people write it: `24h` for 24 hours before `now`, or `2026-01-31T10:00:00Z`.
-///
-/// ```
-/// use std::time::{Duration, SystemTime};
-/// use tierline::dead::parse_time;
-///
-/// let now = SystemTime::now();
-/// assert_eq!(parse_time("24h", now), Ok(now - Duration::from_secs(86_400)));
-/// assert!(parse_time("2026-01-31T10:00:00Z", now).is_ok());
-/// assert!(parse_time("yesterday", now).is_err());
-/// ```
-///
-/// # Errors
-/// The problem, as a text.
-pub fn parse_time(text: &str, now: SystemTime) -> Result<SystemTime, String> {
+/// Parses a point in time as people write it: `24h` for 24 hours ago, or `2026-01-31T10:00:00Z`.
+pub(super) fn parse_time(text: &str) -> Result<SystemTime, Error> {
+    let now = SystemTime::now();
     if let Ok(before) = text.into_duration() {
         return Ok(now
             .checked_sub(before)
@@ -79,7 +69,11 @@ pub fn parse_time(text: &str, now: SystemTime) -> Result<SystemTime, String> {
                 time.max(SystemTime::UNIX_EPOCH)
             }));
     }
-    parse(text).map_err(|problem| format!("{problem} or a duration such as 24h"))
+    parse(text).map_err(|problem| {
+        Error::DeadLetter(DeadLetterError::InvalidFilter {
+            problem: format!("{problem} or a duration such as 24h").into(),
+        })
+    })
 }
 
 pub(super) fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {

@@ -27,33 +27,8 @@ use crate::task::{
 /// message is up to the caller. Nothing here knows of a broker.
 ///
 /// A panic costs only its own attempt, unless the program is built with `panic = "abort"`.
-///
-/// ```
-/// # #[cfg(feature = "testing")] mod example {
-/// use std::sync::Arc;
-/// use tierline::message::Message;
-/// use tierline::task::{Cancellation, Data};
-/// use tierline::testing::RecordingPublisher;
-/// use tierline::execute::{Executor, Verdict};
-/// use tierline::{Error, Registry};
-///
-/// async fn work_off(messages: Vec<Message>) -> Result<(), Error> {
-///     let registry = Arc::new(Registry::collected()?);
-///     let publisher = Arc::new(RecordingPublisher::new());
-///     let executor = Executor::new(registry, Arc::new(Data::new()), publisher);
-///     let cancellation = Cancellation::new();
-///     for message in &messages {
-///         let verdict = executor.execute(message, &cancellation).await;
-///         if let Verdict::Dead { reason, failure } = verdict {
-///             println!("{} is a dead letter ({reason}): {failure}", message.id);
-///         }
-///     }
-///     Ok(())
-/// }
-/// # }
-/// ```
 #[derive(Clone)]
-pub struct Executor {
+pub(crate) struct Executor {
     registry: Arc<Registry>,
     middleware: Arc<MiddlewareChains>,
     data: Arc<Data>,
@@ -65,7 +40,11 @@ pub struct Executor {
 
 impl Executor {
     /// An executor of these handlers, with the application's data and publisher in their context.
-    pub fn new(registry: Arc<Registry>, data: Arc<Data>, publisher: Arc<dyn Publish>) -> Self {
+    pub(crate) fn new(
+        registry: Arc<Registry>,
+        data: Arc<Data>,
+        publisher: Arc<dyn Publish>,
+    ) -> Self {
         Self {
             registry,
             middleware: Arc::default(),
@@ -79,8 +58,7 @@ impl Executor {
 
     /// Tells handlers by this signal that their process has begun to shut down: see
     /// [`Context::shutdown_started`]. Default: one that nobody gives.
-    #[must_use]
-    pub fn shutdown_signal(self, shutdown: Cancellation) -> Self {
+    pub(crate) fn shutdown_signal(self, shutdown: Cancellation) -> Self {
         Self { shutdown, ..self }
     }
 
@@ -90,8 +68,8 @@ impl Executor {
     }
 
     /// Replaces the clock that expiry is checked against. Default: the system's.
-    #[must_use]
-    pub fn clock(self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn clock(self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self {
             clock: Arc::new(clock),
             ..self
@@ -99,8 +77,8 @@ impl Executor {
     }
 
     /// Replaces the source of random numbers for jitter. Default: one that nobody can predict.
-    #[must_use]
-    pub fn random(self, random: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn random(self, random: impl Fn() -> u32 + Send + Sync + 'static) -> Self {
         Self {
             random: Arc::new(random),
             ..self
@@ -110,7 +88,7 @@ impl Executor {
     /// Executes one message. Its handler's context is cancelled together with `cancellation`.
     ///
     /// Dropping the returned future drops the handler.
-    pub async fn execute(&self, message: &Message, cancellation: &Cancellation) -> Verdict {
+    pub(crate) async fn execute(&self, message: &Message, cancellation: &Cancellation) -> Verdict {
         self.steps(message, cancellation)
             .await
             .unwrap_or_else(|verdict| verdict)
@@ -335,3 +313,7 @@ impl From<Panicked> for Failure {
         Failure::new(FailureKind::Panic, format!("it panicked: {message}"))
     }
 }
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests;

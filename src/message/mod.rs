@@ -116,8 +116,7 @@ impl Message {
     }
 
     /// The attempt after this one.
-    #[must_use]
-    pub fn next_attempt(self) -> Self {
+    pub(crate) fn next_attempt(self) -> Self {
         Self {
             attempt: self.attempt.saturating_add(1),
             ..self

@@ -59,6 +59,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FailedAttempt, FailureKind, Message, Redriven, Repaired};
 use crate::Error;
+use crate::error::PublishError;
 use crate::task::TaskId;
 #[cfg(feature = "postgres")]
 pub(crate) use carry::repaired_before;
@@ -151,14 +152,14 @@ impl Message {
     /// Whether it can be written as properties.
     ///
     /// # Errors
-    /// [`Error::InvalidMessage`] where a name or an identifier does not fit,
-    /// [`Error::HeadersTooLarge`] where the headers do not.
+    /// [`PublishError::InvalidMessage`] where a name or an identifier does not fit,
+    /// [`PublishError::HeadersTooLarge`] where the headers do not.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |problem: String| {
-            Err(Error::InvalidMessage {
+            Err(Error::Publish(PublishError::InvalidMessage {
                 task: self.task.as_str().into(),
                 problem: problem.into(),
-            })
+            }))
         };
         if self.id.as_str().is_empty() || self.id.as_str().len() > LONGEST {
             return refuse(format!("its id must have 1 to {LONGEST} bytes"));
@@ -180,11 +181,11 @@ impl Message {
             .sum();
         let size = size + self.traceparent.as_ref().map_or(0, String::len);
         if size > MAX_HEADERS {
-            return Err(Error::HeadersTooLarge {
+            return Err(Error::Publish(PublishError::HeadersTooLarge {
                 task: self.task.as_str().into(),
                 size: size as u64,
                 limit: MAX_HEADERS as u64,
-            });
+            }));
         }
         Ok(())
     }
@@ -193,6 +194,7 @@ impl Message {
     ///
     /// # Errors
     /// What is missing or cannot be read, in words for the dead letter that it becomes.
+    #[doc(hidden)]
     pub fn from_wire(
         properties: &BasicProperties,
         payload: Vec<u8>,

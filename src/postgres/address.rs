@@ -3,6 +3,7 @@
 use sqlx::postgres::PgConnectOptions;
 
 use crate::Error;
+use crate::error::DatabaseError;
 
 /// Refuses URLs that the parser would misread.
 pub(super) fn check(url: &str) -> Result<(), Error> {
@@ -23,9 +24,9 @@ pub(super) fn check(url: &str) -> Result<(), Error> {
 }
 
 pub(super) fn invalid(problem: &str) -> Error {
-    Error::InvalidDatabaseUrl {
+    Error::Database(DatabaseError::InvalidUrl {
         problem: problem.into(),
-    }
+    })
 }
 
 /// The location of a database, without the credentials.

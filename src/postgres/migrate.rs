@@ -69,7 +69,7 @@ impl Database {
     /// the user needs the right to create a schema in the database, once.
     ///
     /// # Errors
-    /// [`Error::DatabaseUnreachable`], [`Error::DatabaseFailed`] and [`Error::DatabaseRefused`].
+    /// [`DatabaseError::Unreachable`](crate::error::DatabaseError::Unreachable), [`DatabaseError::Failed`](crate::error::DatabaseError::Failed) and [`DatabaseError::Refused`](crate::error::DatabaseError::Refused).
     pub async fn migrate(&self) -> Result<Migrated, Error> {
         self.run(&migrator(&MIGRATIONS)).await
     }

@@ -4,6 +4,7 @@
 //! share a database with an app that uses sqlx and its own migrations.
 
 mod address;
+pub(crate) mod error;
 mod migrate;
 mod time;
 
@@ -17,6 +18,7 @@ use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions, P
 use tokio::time::timeout;
 
 use crate::Error;
+use crate::error::{Cause, DatabaseError};
 pub use migrate::Migrated;
 pub(crate) use time::Time;
 
@@ -32,7 +34,7 @@ pub(crate) const MAX_CONNECTIONS: u32 = 8;
 ///
 /// It connects when it is first used, and reconnects when necessary. Postgres may be down when this is
 /// created, and later. While it is down, every call fails within a bounded time with
-/// [`Error::DatabaseUnreachable`].
+/// [`DatabaseError::Unreachable`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
@@ -60,7 +62,7 @@ impl Database {
     /// Must be called on a Tokio runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidDatabaseUrl`].
+    /// [`DatabaseError::InvalidUrl`].
     pub fn new(url: &str) -> Result<Self, Error> {
         Self::with_connections(url, MAX_CONNECTIONS)
     }
@@ -125,42 +127,53 @@ impl Database {
     ) -> Result<T, Error> {
         match timeout(limit, work).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(self.failed(tried, &error)),
-            Err(_) => Err(Error::DatabaseFailed {
-                tried: self.tried(tried),
-                cause: format!("no answer within {} s", limit.as_secs()).into(),
-            }),
+            Ok(Err(error)) => Err(self.failed(tried, error)),
+            Err(_) => {
+                let limit = limit.as_secs();
+                Err(self.interrupted(tried, format!("no answer within {limit} s").into()))
+            }
         }
     }
 
     /// The error of an operation on this database.
-    pub(crate) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
-        let unreachable = |cause: &str| Error::DatabaseUnreachable {
-            tried: self.tried(tried),
-            cause: cause.into(),
+    pub(crate) fn failed(&self, tried: &str, error: sqlx::Error) -> Error {
+        let unreachable = |cause: Cause| {
+            Error::Database(DatabaseError::Unreachable {
+                tried: self.tried(tried),
+                cause: cause.text,
+                source: cause.source,
+            })
         };
         match error {
-            sqlx::Error::PoolTimedOut => unreachable(&format!(
-                "no connection was opened or free within {} s",
-                self.pool.options().get_acquire_timeout().as_secs()
-            )),
-            sqlx::Error::PoolClosed => unreachable("its pool is closed"),
-            sqlx::Error::Tls(cause) => unreachable(&cause.to_string()),
+            sqlx::Error::PoolTimedOut => {
+                let limit = self.pool.options().get_acquire_timeout().as_secs();
+                let cause = format!("no connection was opened or free within {limit} s");
+                unreachable(cause.into())
+            }
+            sqlx::Error::PoolClosed => unreachable("its pool is closed".into()),
+            sqlx::Error::Tls(cause) => unreachable(Cause::new("the TLS handshake failed", cause)),
             sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::ConnectionRefused => {
-                unreachable(&cause.to_string())
+                unreachable(Cause::from(&cause))
             }
             sqlx::Error::Database(said) => self.said(tried, said.as_ref()),
-            sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => {
-                Error::DatabaseFailed {
-                    tried: self.tried(tried),
-                    cause: error.to_string().into(),
-                }
+            sqlx::Error::Io(cause) => self.interrupted(tried, Cause::from(&cause)),
+            sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => {
+                self.interrupted(tried, error.to_string().into())
             }
-            other => Error::DatabaseRefused {
+            other => Error::Database(DatabaseError::Refused {
                 tried: self.tried(tried),
                 cause: other.to_string().into(),
-            },
+            }),
         }
+    }
+
+    /// The error of an operation that may have been done or not.
+    pub(crate) fn interrupted(&self, tried: &str, cause: Cause) -> Error {
+        Error::Database(DatabaseError::Failed {
+            tried: self.tried(tried),
+            cause: cause.text,
+            source: cause.source,
+        })
     }
 
     /// The error for a message of Postgres, by the class of its code.
@@ -175,20 +188,30 @@ impl Database {
             // No such role, a wrong password, no entry in pg_hba.conf, no such database, or a role that may not
             // connect to it.
             code if code.starts_with("28") || code == "3D000" || (code == "42501" && is_fatal) => {
-                Error::DatabaseLoginRefused { tried, cause }
+                Error::Database(DatabaseError::LoginRefused { tried, cause })
             }
             // No such schema, table, column or function.
-            "3F000" | "42P01" | "42703" | "42883" => Error::NotMigrated { tried, cause },
+            "3F000" | "42P01" | "42703" | "42883" => {
+                Error::Database(DatabaseError::NotMigrated { tried, cause })
+            }
             // A lock that was not free in time.
-            "55P03" => Error::DatabaseFailed { tried, cause },
+            "55P03" => Error::Database(DatabaseError::Failed {
+                tried,
+                cause,
+                source: None,
+            }),
             // Lost connections, transaction conflicts, a full disk, an operator's intervention.
             _ if ["08", "40", "53", "57", "58"]
                 .iter()
                 .any(|class| code.starts_with(class)) =>
             {
-                Error::DatabaseFailed { tried, cause }
+                Error::Database(DatabaseError::Failed {
+                    tried,
+                    cause,
+                    source: None,
+                })
             }
-            _ => Error::DatabaseRefused { tried, cause },
+            _ => Error::Database(DatabaseError::Refused { tried, cause }),
         }
     }
 

@@ -19,9 +19,10 @@ use crate::Error;
 use crate::amqp::Address;
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
+use crate::error::Cause;
 use crate::observe::{Event, Observers, Purpose};
 use crate::secret::Secret;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 
 /// How many channels a connection has. While one is replaced, publishers use the other.
 const CHANNELS: usize = 2;
@@ -43,7 +44,7 @@ pub(crate) enum Connections {
     #[cfg(feature = "deadpool-lapin")]
     Pooled {
         pool: deadpool_lapin::Pool,
-        known: (Address, Capabilities),
+        known: (Address, Version),
     },
 }
 
@@ -99,8 +100,8 @@ impl PublishConnection {
         self.connection.is_blocked()
     }
 
-    pub(super) fn capabilities(&self) -> &Capabilities {
-        self.connection.capabilities()
+    pub(super) fn version(&self) -> Version {
+        self.connection.version()
     }
 
     /// Lets go of the connection, for good: closes it, or gives it back to the app's pool.
@@ -151,11 +152,11 @@ impl PublishConnection {
         let deadline = Instant::now() + Duration::from_secs(10);
         let channel = self.connection.channel(deadline).await?;
         let confirming = channel.confirm_select(ConfirmSelectOptions::default());
-        let failed = |cause: &str| self.connection.failed("turn on confirms", cause);
+        let failed = |cause: Cause| self.connection.failed("turn on confirms", cause);
         match timeout_at(deadline, confirming).await {
             Ok(Ok(())) => Ok(ConfirmChannel::new(channel)),
-            Ok(Err(error)) => Err(failed(&error.to_string())),
-            Err(_) => Err(failed("the broker did not answer in time")),
+            Ok(Err(error)) => Err(failed(Cause::from(&error))),
+            Err(_) => Err(failed("the broker did not answer in time".into())),
         }
     }
 

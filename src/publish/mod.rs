@@ -1,11 +1,19 @@
 //! Publishing: the broker confirms every message, or the publish ends in a typed error at its deadline.
 //!
+//! When a publish returns `Ok`, the broker has stored the message. Every other publish returns an error
+//! that says why, at the latest at its deadline, whatever the broker does. Until then the publisher
+//! sends refused, lost and blocked messages again with the same id, so that a duplicate can be
+//! recognised.
+//!
+//! Dropping the future of a publish is safe: the message may have been sent or not.
+//!
 //! `pool` keeps the connections open (`connection`), each with a few channels in confirm mode
 //! (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
 //! `many` publishes a stream of requests with a window of unconfirmed messages.
 
 mod confirm_channel;
 mod connection;
+pub(crate) mod error;
 mod many;
 mod pool;
 mod returns;
@@ -20,12 +28,13 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::amqp::Connection;
+use crate::error::PublishError;
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::route::{self, RouteRequest};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 use crate::{Error, TaskId};
 use confirm_channel::{ConfirmChannel, SendOutcome};
 pub(crate) use confirm_channel::{Content, OutgoingMessage};
@@ -46,15 +55,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Publishes tasks to their tiers. Cheap to clone; all clones share the same few connections.
-///
-/// When a publish returns `Ok`, the broker has stored the message. Every other publish returns an error
-/// that says why, at the latest at its deadline, whatever the broker does. Until then the publisher
-/// sends refused, lost and blocked messages again with the same id, so that a duplicate can be
-/// recognised.
-///
-/// Dropping the future of a publish is safe: the message may have been sent or not.
 #[derive(Clone)]
-pub struct Publisher {
+pub(crate) struct Publisher {
     inner: Arc<Inner>,
 }
 
@@ -154,14 +156,14 @@ impl Publisher {
         self.inner.send_until_confirmed(&attempt).await
     }
 
-    /// The capabilities of the broker, as of the latest connection to it.
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        self.inner.pool.capabilities()
+    /// The version of the broker, as of the latest connection to it.
+    pub(crate) fn broker_version(&self) -> Version {
+        self.inner.pool.version()
     }
 
     /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
     /// the order of the requests. Only unconfirmed messages are held in memory.
-    pub fn publish_many<S>(
+    pub(crate) fn publish_many<S>(
         &self,
         requests: S,
     ) -> impl Stream<Item = Result<Receipt, Error>> + use<S>
@@ -249,9 +251,9 @@ impl Inner {
     fn receipt(&self, attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
         match sent {
             Ok(()) => Ok(Receipt::new(attempt.id, attempt.tier, SystemTime::now())),
-            Err(Error::Unroutable { id, .. }) => {
+            Err(Error::Publish(PublishError::Unroutable { id, .. })) => {
                 let queue = self.queue_of(&attempt.tier);
-                Err(Error::Unroutable { id, queue })
+                Err(Error::Publish(PublishError::Unroutable { id, queue }))
             }
             Err(error) => Err(error),
         }
@@ -295,10 +297,13 @@ impl Inner {
             let failure = match met {
                 Ok(SendOutcome::Confirmed) => return Ok(()),
                 Ok(SendOutcome::Unroutable) => {
-                    return Err(Error::Unroutable {
+                    let unroutable = Error::Publish(PublishError::Unroutable {
                         id: id.clone(),
                         queue: message.exchange.as_str().into(),
                     });
+                    // The queue may have been there when an earlier attempt got no answer.
+                    let lost = lost.map(|lost: SendFailure| lost.into_error(id.clone()));
+                    return Err(lost.unwrap_or(unroutable));
                 }
                 Ok(SendOutcome::Refused) => SendFailure::Refused,
                 Ok(SendOutcome::Lost(cause)) => SendFailure::Lost(cause),
@@ -342,14 +347,9 @@ impl Inner {
             priority: request.priority,
         };
         let delay = request.delay.unwrap_or_default();
-        let capabilities = self.pool.capabilities();
-        let route = route::destination(
-            &self.topology,
-            &capabilities,
-            &request.task,
-            route_request,
-            delay,
-        )?;
+        let broker = self.pool.version();
+        let route =
+            route::destination(&self.topology, broker, &request.task, route_request, delay)?;
         route::check_size(&self.topology, &request.task, &request.payload)?;
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
@@ -390,16 +390,16 @@ fn overdue(connection: &PublishConnection, channel: &ConfirmChannel) -> SendFail
 impl SendFailure {
     fn into_error(self, id: TaskId) -> Error {
         match self {
-            SendFailure::Refused => Error::Refused { id },
-            SendFailure::Blocked => Error::Blocked { id },
-            SendFailure::Down(cause) => Error::NotConnected {
+            SendFailure::Refused => Error::Publish(PublishError::Refused { id }),
+            SendFailure::Blocked => Error::Publish(PublishError::Blocked { id }),
+            SendFailure::Down(cause) => Error::Publish(PublishError::NotConnected {
                 id,
                 cause: cause.into(),
-            },
-            SendFailure::Lost(cause) => Error::Unconfirmed {
+            }),
+            SendFailure::Lost(cause) => Error::Publish(PublishError::Unconfirmed {
                 id,
                 cause: cause.into(),
-            },
+            }),
         }
     }
 }

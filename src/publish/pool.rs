@@ -11,7 +11,7 @@ use super::confirm_channel::{ConfirmChannel, STUCK_AFTER};
 use super::connection::{self, PublishConnection, Settings};
 use crate::amqp::Connection;
 use crate::service::Service;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 
 /// Connections that are reopened whenever they are lost, as long as this value lives.
 #[derive(Debug)]
@@ -28,14 +28,14 @@ struct States {
     connections: Vec<State>,
     /// Of the latest connection, so that a message for a broker that is away right now is addressed
     /// for its version too.
-    capabilities: Capabilities,
+    version: Version,
 }
 
 impl States {
     fn set(&mut self, index: usize, state: State) {
         match &state {
             State::Up(connection) | State::Blocked(connection) => {
-                self.capabilities = connection.capabilities().clone();
+                self.version = connection.version();
             }
             State::Down(_) => {}
         }
@@ -67,7 +67,7 @@ impl Pool {
         let not_yet = State::Down("the connection is being made".into());
         let (sender, states) = watch::channel(States {
             connections: vec![not_yet; size.max(1)],
-            capabilities: first.capabilities().clone(),
+            version: first.version(),
         });
         let (sender, settings) = (Arc::new(sender), Arc::new(settings));
         let mut tasks = JoinSet::new();
@@ -184,8 +184,8 @@ impl Pool {
         Err(why)
     }
 
-    /// The capabilities of the broker, as of the latest connection to it.
-    pub(super) fn capabilities(&self) -> Capabilities {
-        self.states.borrow().capabilities.clone()
+    /// The version of the broker, as of the latest connection to it.
+    pub(super) fn version(&self) -> Version {
+        self.states.borrow().version
     }
 }

@@ -48,16 +48,16 @@ impl DedicatedConnection {
         };
         match timeout(limit, attempt).await {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(error)) => Err(self.failed(tried, &error)),
+            Ok(Err(error)) => Err(self.failed(tried, error)),
             Err(_) => {
-                let silent = sqlx::Error::Protocol(format!("no answer within {limit:?}"));
-                Err(self.failed(tried, &silent))
+                let silent = format!("no answer within {limit:?}").into();
+                Err(self.database.interrupted(tried, silent))
             }
         }
     }
 
     /// The error of an operation on the database.
-    pub(super) fn failed(&self, tried: &str, error: &sqlx::Error) -> Error {
+    pub(super) fn failed(&self, tried: &str, error: sqlx::Error) -> Error {
         self.database.failed(tried, error)
     }
 }

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::error::{PublishError, TopologyError};
 use crate::task::{IntoDuration, PublishRequest, Task};
 use crate::topology::timing::{Kind, invalid};
 use crate::topology::{
@@ -30,16 +31,18 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// [`Error::PayloadNotEncodable`] and [`Error::InvalidDuration`].
+    /// [`PublishError::PayloadNotEncodable`] and [`Error::InvalidDuration`].
     pub fn new<T: Task>(
         name: &str,
         timing: Timing,
         expires: impl IntoDuration,
         payload: &T,
     ) -> Result<Self, Error> {
-        let not_encodable = |cause| Error::PayloadNotEncodable {
-            task: T::NAME,
-            cause,
+        let not_encodable = |cause| {
+            Error::Publish(PublishError::PayloadNotEncodable {
+                task: T::NAME,
+                cause,
+            })
         };
         // Through text, as it will be published: a value made directly keeps other digits.
         let payload = PublishRequest::new(payload)?.payload;
@@ -92,9 +95,12 @@ impl Schedule {
 
     /// Reads the schedule that the database stores as `document`.
     pub(super) fn from_document(name: &str, mut document: Value) -> Result<Self, Error> {
-        let refuse = |problem: &str| Error::InvalidSchedule {
-            schedule: name.into(),
-            problem: format!("the database has {problem}; did a newer release write it?").into(),
+        let refuse = |problem: &str| {
+            Error::Topology(TopologyError::InvalidSchedule {
+                schedule: name.into(),
+                problem: format!("the database has {problem}; did a newer release write it?")
+                    .into(),
+            })
         };
         let payload = document["payload"].take();
         let text = |key: &str| document[key].as_str();

@@ -198,7 +198,7 @@ impl Candidate {
                 asked_wall,
             }))
         };
-        read().map_err(|error| self.connection.failed(tried, &error))
+        read().map_err(|error| self.connection.failed(tried, error))
     }
 
     /// Releases the lease. If that fails, the lease expires.

@@ -60,7 +60,7 @@ use jiff::Timestamp;
 pub use run::{DUE_AT_HEADER, SCHEDULE_HEADER};
 pub use scheduler::Scheduler;
 pub use schedules::Schedules;
-pub use state::{Change, Mark, Origin, ScheduleState};
+pub use state::{Mark, Origin, ScheduleChange, ScheduleState};
 
 use crate::postgres::Time;
 

@@ -84,7 +84,7 @@ impl Scheduler {
     /// pause stays. A schedule that is no longer in the file stops, and is listed as gone.
     ///
     /// # Errors
-    /// [`Error::NotMigrated`], and other permanent errors of the database.
+    /// [`DatabaseError::NotMigrated`](crate::error::DatabaseError::NotMigrated), and other permanent errors of the database.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let service = Service::new("scheduler", &self.observers);
         let ended = service.run_until(shutdown, LONGEST_STOP, |stopping| self.run(stopping));

@@ -7,9 +7,10 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 
 use super::run;
-use super::state::{Change, Origin, ScheduleState};
+use super::state::{Origin, ScheduleChange, ScheduleState};
 use super::store::Store;
 use crate::Error;
+use crate::error::TopologyError;
 use crate::postgres::Database;
 use crate::task::{Publish, Receipt};
 use crate::topology::{Schedule, Topology, near_miss};
@@ -73,7 +74,7 @@ impl Schedules {
     /// One schedule.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], and those of the database.
+    /// [`TopologyError::UnknownSchedule`], and those of the database.
     pub async fn get(&self, name: &str) -> Result<ScheduleState, Error> {
         let state = self.store.get(name).await;
         self.known(state).await
@@ -82,7 +83,7 @@ impl Schedules {
     /// The due times of the next `count` runs of a schedule, whether it is paused or not.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], and those of the database.
+    /// [`TopologyError::UnknownSchedule`], and those of the database.
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<SystemTime>, Error> {
         let state = self.get(name).await?;
         Ok(state
@@ -95,7 +96,7 @@ impl Schedules {
     ///
     /// # Errors
     /// Those of the database.
-    pub async fn history(&self, name: &str, count: u32) -> Result<Vec<Change>, Error> {
+    pub async fn history(&self, name: &str, count: u32) -> Result<Vec<ScheduleChange>, Error> {
         self.store.history(name, count).await
     }
 
@@ -103,7 +104,7 @@ impl Schedules {
     /// count as missed.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], and those of the database.
+    /// [`TopologyError::UnknownSchedule`], and those of the database.
     pub async fn pause(&self, name: &str) -> Result<ScheduleState, Error> {
         let state = self.store.pause(name, &self.by).await;
         self.known(state).await
@@ -112,7 +113,7 @@ impl Schedules {
     /// Resumes a paused schedule with its next run.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], and those of the database.
+    /// [`TopologyError::UnknownSchedule`], and those of the database.
     pub async fn resume(&self, name: &str) -> Result<ScheduleState, Error> {
         let next = self.next_of(&self.get(name).await?.schedule).await?;
         let state = self.store.resume(name, &self.by, next).await;
@@ -123,14 +124,14 @@ impl Schedules {
     /// not change.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], those of publishing, and those of the database.
+    /// [`TopologyError::UnknownSchedule`], those of publishing, and those of the database.
     pub async fn run_now(&self, name: &str) -> Result<Receipt, Error> {
         let schedule = self.get(name).await?.schedule;
         let Some(publisher) = &self.publisher else {
-            return Err(Error::InvalidSchedule {
+            return Err(Error::Topology(TopologyError::InvalidSchedule {
                 schedule: name.into(),
                 problem: "it cannot run without a broker; connect an app".into(),
-            });
+            }));
         };
         let now = self.store.now().await?;
         self.store.note_run(name, &self.by).await?;
@@ -141,7 +142,7 @@ impl Schedules {
     /// if it differs, the new definition takes effect.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if the file's rules refuse it, or the file already has it;
+    /// [`TopologyError::InvalidSchedule`] if the file's rules refuse it, or the file already has it;
     /// those of the database.
     pub async fn add(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
         schedule.check(&self.topology)?;
@@ -174,7 +175,7 @@ impl Schedules {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if the file's rules refuse it, [`Error::UnknownSchedule`],
+    /// [`TopologyError::InvalidSchedule`] if the file's rules refuse it, [`TopologyError::UnknownSchedule`],
     /// and those of the database.
     pub async fn change(&self, schedule: &Schedule) -> Result<ScheduleState, Error> {
         schedule.check(&self.topology)?;
@@ -186,11 +187,11 @@ impl Schedules {
     /// Removes a schedule that code added, or one that is gone from the file.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if it is in the file, [`Error::UnknownSchedule`], and those of
+    /// [`TopologyError::InvalidSchedule`] if it is in the file, [`TopologyError::UnknownSchedule`], and those of
     /// the database.
     pub async fn remove(&self, name: &str) -> Result<ScheduleState, Error> {
         match self.store.remove(name, &self.by).await {
-            Err(Error::UnknownSchedule { .. }) => {
+            Err(Error::Topology(TopologyError::UnknownSchedule { .. })) => {
                 self.get(name).await?;
                 Err(in_the_file(name, "remove it there, or pause it"))
             }
@@ -205,21 +206,24 @@ impl Schedules {
 
     /// Suggests the nearest name in the error for an unknown schedule.
     async fn known(&self, state: Result<ScheduleState, Error>) -> Result<ScheduleState, Error> {
-        let Err(Error::UnknownSchedule { schedule, .. }) = state else {
+        let Err(Error::Topology(TopologyError::UnknownSchedule { schedule, .. })) = state else {
             return state;
         };
         let states = self.store.list().await?;
         let names = states.iter().map(|state| state.schedule.name.as_str());
         let near = near_miss(&schedule, names).map(Box::from);
-        Err(Error::UnknownSchedule { schedule, near })
+        Err(Error::Topology(TopologyError::UnknownSchedule {
+            schedule,
+            near,
+        }))
     }
 }
 
 fn in_the_file(name: &str, help: &str) -> Error {
-    Error::InvalidSchedule {
+    Error::Topology(TopologyError::InvalidSchedule {
         schedule: name.into(),
         problem: format!("it is in the topology file; {help}").into(),
-    }
+    })
 }
 
 impl fmt::Debug for Schedules {

@@ -78,7 +78,7 @@ pub struct Mark {
 /// An entry of a schedule's history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Change {
+pub struct ScheduleChange {
     /// The operator and the time.
     #[serde(flatten)]
     pub mark: Mark,

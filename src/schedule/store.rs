@@ -5,9 +5,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sqlx::{AssertSqlSafe, Row};
 
-use super::state::{self, COLUMNS, Change, Mark, Origin, ScheduleState};
+use super::state::{self, COLUMNS, Mark, Origin, ScheduleChange, ScheduleState};
 use super::{from_database, to_database};
 use crate::Error;
+use crate::error::TopologyError;
 use crate::postgres::{Database, Time};
 use crate::topology::Schedule;
 
@@ -216,7 +217,7 @@ impl Store {
             query = query.bind(next_due);
         }
         match self.one(name, tried, query).await {
-            Err(Error::UnknownSchedule { .. }) => self.get(name).await,
+            Err(Error::Topology(TopologyError::UnknownSchedule { .. })) => self.get(name).await,
             other => other,
         }
     }
@@ -275,7 +276,11 @@ impl Store {
     }
 
     /// The history of a schedule, the latest first.
-    pub(super) async fn history(&self, name: &str, count: u32) -> Result<Vec<Change>, Error> {
+    pub(super) async fn history(
+        &self,
+        name: &str,
+        count: u32,
+    ) -> Result<Vec<ScheduleChange>, Error> {
         let history = "SELECT by, at, what FROM tierline.schedule_changes \
                        WHERE app = $1 AND name = $2 ORDER BY id DESC LIMIT $3";
         let history = sqlx::query(history)
@@ -288,7 +293,7 @@ impl Store {
                 let Time(at) = row.try_get("at")?;
                 let by = row.try_get("by")?;
                 let what = row.try_get("what")?;
-                Ok(Change {
+                Ok(ScheduleChange {
                     mark: Mark { by, at },
                     what,
                 })
@@ -326,10 +331,10 @@ impl Store {
         };
         let state = self.database.within(LIMIT, tried, state).await?;
         state.unwrap_or_else(|| {
-            Err(Error::UnknownSchedule {
+            Err(Error::Topology(TopologyError::UnknownSchedule {
                 schedule: name.into(),
                 near: None,
-            })
+            }))
         })
     }
 }

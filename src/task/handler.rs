@@ -43,7 +43,7 @@ pub trait Handler<T, Marker>: Send + Sync + 'static {
     fn call(&self, payload: T, context: Context) -> OutcomeFuture;
 }
 
-impl<T, F, Running> Handler<T, marker::Payload> for F
+impl<T, F, Running> Handler<T, marker::PayloadAlone> for F
 where
     F: Fn(T) -> Running + Send + Sync + 'static,
     Running: Future<Output: IntoOutcome> + Send + 'static,
@@ -94,7 +94,7 @@ pub fn blocking<F>(function: F) -> Blocking<F> {
     Blocking(function)
 }
 
-impl<T, F, Returned> Handler<T, marker::Payload> for Blocking<F>
+impl<T, F, Returned> Handler<T, marker::PayloadAlone> for Blocking<F>
 where
     T: Send + 'static,
     F: Fn(T) -> Returned + Clone + Send + Sync + 'static,
@@ -140,7 +140,7 @@ pub fn run_blocking<R: IntoOutcome>(
 
 /// The shapes of a handler.
 mod marker {
-    pub struct Payload;
+    pub struct PayloadAlone;
     pub struct PayloadAndContext;
 }
 

@@ -7,6 +7,7 @@ use super::handler::run;
 use super::registry::ErasedHandler;
 use super::{Context, IntoOutcome, Outcome, OutcomeFuture, Registration, TaskError};
 use crate::error::Error;
+use crate::error::WorkerError;
 use crate::topology::{Topology, near_miss};
 
 /// Code that runs around handlers: an async function of the [`Attempt`] and of [`Next`], which runs the
@@ -195,7 +196,7 @@ impl AddedMiddleware {
     /// Finds the groups in the map, and the tasks among `tasks`.
     ///
     /// # Errors
-    /// [`Error::MiddlewareWithoutTarget`], with the name that was probably meant.
+    /// [`WorkerError::MiddlewareWithoutTarget`], with the name that was probably meant.
     pub(crate) fn resolve(
         self,
         topology: Option<&Topology>,
@@ -242,10 +243,10 @@ fn without_target<'a>(
     name: &str,
     known: impl Iterator<Item = &'a str>,
 ) -> Error {
-    Error::MiddlewareWithoutTarget {
+    Error::Worker(WorkerError::MiddlewareWithoutTarget {
         target: format!("{kind} {name:?}").into(),
         near: near_miss(name, known).map(Into::into),
-    }
+    })
 }
 
 /// Middleware by the tier that a message came from and by its task, each list from the outermost on.

@@ -104,7 +104,7 @@ pub use crate::topology::duration::IntoDuration;
 pub use cancellation::Cancellation;
 pub use context::Context;
 pub(crate) use context::ContextParts;
-pub use data::Data;
+pub(crate) use data::Data;
 pub(crate) use error::ErrorAdvice;
 pub use error::TaskError;
 pub use handler::{Blocking, Handler, OutcomeFuture, blocking};

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{IntoDuration, Task, TaskId};
 use crate::error::Error;
+use crate::error::PublishError;
 
 /// The future of a publish.
 pub type PublishFuture<'a> = Pin<Box<dyn Future<Output = Result<Receipt, Error>> + Send + 'a>>;
@@ -49,11 +50,13 @@ impl PublishRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::PayloadNotEncodable`] if the payload has no JSON form.
+    /// [`PublishError::PayloadNotEncodable`] if the payload has no JSON form.
     pub fn new<T: Task>(payload: &T) -> Result<Self, Error> {
-        let bytes = serde_json::to_vec(payload).map_err(|cause| Error::PayloadNotEncodable {
-            task: T::NAME,
-            cause,
+        let bytes = serde_json::to_vec(payload).map_err(|cause| {
+            Error::Publish(PublishError::PayloadNotEncodable {
+                task: T::NAME,
+                cause,
+            })
         })?;
         Ok(Self::named(T::NAME, bytes))
     }

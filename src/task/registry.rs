@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Context, Handler, OutcomeFuture, Task, TaskOptions};
 use crate::error::Error;
+use crate::error::WorkerError;
 
 /// The handlers of a program, by the name of their task.
 ///
@@ -61,7 +62,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateHandler`] if the task already has a handler.
+    /// [`WorkerError::DuplicateHandler`] if the task already has a handler.
     #[track_caller]
     pub fn register<T: Task, Marker>(
         &mut self,
@@ -74,8 +75,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateHandler`] if the task already has a handler,
-    /// [`Error::SoftTimeoutTooLong`] if the soft limit is not below the hard one, and
+    /// [`WorkerError::DuplicateHandler`] if the task already has a handler,
+    /// [`WorkerError::SoftTimeoutTooLong`] if the soft limit is not below the hard one, and
     /// [`Error::InvalidDuration`] if one of the options is not a duration.
     #[track_caller]
     pub fn register_with<T: Task, Marker>(
@@ -104,18 +105,18 @@ impl Registry {
         let TaskOptions { timeout, .. } = registration.options;
         let soft_timeout = registration.options.effective_soft_timeout();
         if soft_timeout >= timeout {
-            return Err(Error::SoftTimeoutTooLong {
+            return Err(Error::Worker(WorkerError::SoftTimeoutTooLong {
                 task: registration.name,
                 soft_timeout,
                 timeout,
-            });
+            }));
         }
         if let Some(earlier) = self.registrations.get(registration.name) {
-            return Err(Error::DuplicateHandler {
+            return Err(Error::Worker(WorkerError::DuplicateHandler {
                 task: registration.name,
                 first: earlier.place,
                 second: registration.place,
-            });
+            }));
         }
         self.registrations.insert(registration.name, registration);
         Ok(self)

@@ -3,16 +3,11 @@ use std::time::Duration;
 /// When a failed task runs again: after `backoff`, twice that, four times that, up to
 /// `backoff_max`, and at most `retries` times.
 ///
-/// Pure: the same attempt and the same random number give the same delay.
-///
 /// ```
-/// use std::time::Duration;
 /// use tierline::task::RetryPolicy;
 ///
-/// let policy = RetryPolicy { retries: 2, jitter: false, ..RetryPolicy::default() };
-/// assert_eq!(policy.delay_after(1, 0), Some(Duration::from_secs(1)));
-/// assert_eq!(policy.delay_after(2, 0), Some(Duration::from_secs(2)));
-/// assert_eq!(policy.delay_after(3, 0), None);
+/// let patient = RetryPolicy { retries: 20, ..RetryPolicy::default() };
+/// assert_eq!(patient.backoff_max.as_secs(), 600);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
@@ -39,8 +34,8 @@ impl RetryPolicy {
     /// The delay after the attempt of this number (1 is the first) has failed. `None` if
     /// no retry is left.
     ///
-    /// `random` is any number, drawn anew for each call; without jitter it has no effect.
-    pub fn delay_after(&self, attempt: u32, random: u32) -> Option<Duration> {
+    /// Pure: `random` is any number, drawn anew for each call; without jitter it has no effect.
+    pub(crate) fn delay_after(&self, attempt: u32, random: u32) -> Option<Duration> {
         if attempt > self.retries {
             return None;
         }

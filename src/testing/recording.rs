@@ -10,7 +10,7 @@ use super::timeline::{Timeline, later};
 use crate::message::Message;
 use crate::route::{self, RouteRequest};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
-use crate::topology::capabilities::{Capabilities, QUORUM_PRIORITIES_SINCE};
+use crate::topology::QUORUM_PRIORITIES_SINCE;
 use crate::{Error, Topology};
 
 /// A publisher that records requests.
@@ -151,9 +151,9 @@ impl RecordingPublisher {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
         };
-        let newest = Capabilities::of(QUORUM_PRIORITIES_SINCE)?;
+        let newest = QUORUM_PRIORITIES_SINCE;
         let delay = request.delay.unwrap_or_default();
-        let route = route::destination(topology, &newest, &request.task, route_request, delay)?;
+        let route = route::destination(topology, newest, &request.task, route_request, delay)?;
         route::check_size(topology, &request.task, &request.payload)?;
         let (tier, priority) = (&route.tier, route.priority);
         Ok(Message::first(request, tier, priority, self.timeline.now()))

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use super::names::Names;
 use crate::Error;
+use crate::error::PublishError;
 
 /// The unit of delays, which are rounded up to it.
 pub const UNIT: Duration = Duration::from_millis(100);
@@ -93,11 +94,13 @@ pub struct DelayRoute {
 /// The exchange and routing key for a message that reaches `tier` after `delay`, rounded up to the [`UNIT`]; `None` for no delay at all.
 ///
 /// # Errors
-/// [`Error::DelayTooLong`] above [`MAX_DELAY`].
+/// [`PublishError::DelayTooLong`] above [`MAX_DELAY`].
 pub fn route(app: &str, tier: &str, delay: Duration) -> Result<Option<DelayRoute>, Error> {
-    let too_long = || Error::DelayTooLong {
-        delay,
-        longest: MAX_DELAY,
+    let too_long = || {
+        Error::Publish(PublishError::DelayTooLong {
+            delay,
+            longest: MAX_DELAY,
+        })
     };
     if delay > MAX_DELAY {
         return Err(too_long());

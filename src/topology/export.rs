@@ -4,9 +4,9 @@
 //! then has everything, and neither publishers nor workers need the right to declare.
 //!
 //! ```
-//! # use tierline::topology::{capabilities::Capabilities, export::Definitions, plan::Plan};
+//! # use tierline::topology::{export::Definitions, plan::Plan};
 //! let topology = tierline::Topology::load("topology/minimal.toml")?;
-//! let plan = Plan::new(&topology, &Capabilities::of("4.3.6".parse()?)?)?;
+//! let plan = Plan::new(&topology, "4.3.6".parse()?)?;
 //! let definitions = Definitions::new(&topology, &plan, "/");
 //! assert_eq!(definitions.permissions[0].user, "shop.publisher");
 //! # Ok::<(), tierline::Error>(())

@@ -2,7 +2,7 @@
 //! follows from it.
 //!
 //! All of it is pure: [`Topology::load`] reads the file, and nothing here talks to a broker.
-//! A topology and the broker's [`Capabilities`](capabilities::Capabilities) make a
+//! A topology and the broker's [`Version`] make a
 //! [`Plan`](plan::Plan), the declarations as data.
 //!
 //! # The file
@@ -67,9 +67,9 @@
 //! in a classic queue.
 
 mod broker;
-pub mod capabilities;
 pub mod delay;
 pub(crate) mod duration;
+pub(crate) mod error;
 pub mod export;
 mod file;
 mod group;
@@ -83,6 +83,7 @@ mod task;
 mod tier;
 pub(crate) mod timing;
 mod units;
+mod version;
 
 use std::fs::File;
 use std::io::Read;
@@ -103,8 +104,10 @@ pub(crate) use units::DURATION_PATTERN;
 pub(crate) use units::parse_duration;
 #[cfg(feature = "postgres")]
 pub(crate) use units::show_duration;
+pub use version::{MINIMUM_VERSION, QUORUM_PRIORITIES_SINCE, Version};
 
 use crate::Error;
+use crate::error::TopologyError;
 use file::Content;
 
 /// The largest topology file, in bytes: room for some 80,000 tasks.
@@ -139,7 +142,7 @@ impl Topology {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
-    /// [`Error::ReadTopology`] if it cannot be read, [`Error::InvalidTopology`] with every mistake
+    /// [`TopologyError::Unreadable`] if it cannot be read, [`TopologyError::Invalid`] with every mistake
     /// if it contains any or is larger than [`MAX_FILE_SIZE`].
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
@@ -151,9 +154,11 @@ impl Topology {
                 .read_to_end(&mut content)?;
             Ok(content)
         };
-        let content = read().map_err(|cause| Error::ReadTopology {
-            path: path.to_owned(),
-            cause,
+        let content = read().map_err(|cause| {
+            Error::Topology(TopologyError::Unreadable {
+                path: path.to_owned(),
+                cause,
+            })
         })?;
         Self::parse_named(&path.to_string_lossy(), content)
     }
@@ -161,7 +166,7 @@ impl Topology {
     /// Checks the text of a file, which messages then call `<text>`.
     ///
     /// # Errors
-    /// [`Error::InvalidTopology`] with every mistake.
+    /// [`TopologyError::Invalid`] with every mistake.
     pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, Error> {
         Self::parse_named("<text>", text)
     }
@@ -169,13 +174,13 @@ impl Topology {
     /// Checks the text of a file, which messages then call `file`.
     ///
     /// # Errors
-    /// [`Error::InvalidTopology`] with every mistake.
+    /// [`TopologyError::Invalid`] with every mistake.
     pub fn parse_named(file: &str, text: impl AsRef<[u8]>) -> Result<Self, Error> {
         file::parse(file, text.as_ref())
             .map(|content| Self {
                 content: Arc::new(content),
             })
-            .map_err(|invalid| Error::InvalidTopology(Box::new(invalid)))
+            .map_err(|invalid| Error::Topology(TopologyError::Invalid(Box::new(invalid))))
     }
 
     /// The app's name, the first part of every name on the broker.
@@ -226,7 +231,7 @@ impl Topology {
     /// The schedule of that name.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], with the name that was probably meant.
+    /// [`TopologyError::UnknownSchedule`], with the name that was probably meant.
     pub fn schedule(&self, name: &str) -> Result<&Schedule, Error> {
         let found = self
             .schedules()
@@ -237,10 +242,10 @@ impl Topology {
                 .schedules()
                 .iter()
                 .map(|schedule| schedule.name.as_str());
-            Error::UnknownSchedule {
+            Error::Topology(TopologyError::UnknownSchedule {
                 schedule: name.into(),
                 near: near_miss(name, names).map(Into::into),
-            }
+            })
         })
     }
 

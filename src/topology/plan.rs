@@ -4,10 +4,9 @@
 //! then bindings. Print a [`Plan`] for a table, serialise it for JSON.
 //!
 //! ```
-//! # use tierline::topology::{capabilities::Capabilities, plan::Plan};
+//! # use tierline::topology::plan::Plan;
 //! let topology = tierline::Topology::load("topology/minimal.toml")?;
-//! let capabilities = Capabilities::of("4.3.6".parse()?)?;
-//! let plan = Plan::new(&topology, &capabilities)?;
+//! let plan = Plan::new(&topology, "4.3.6".parse()?)?;
 //! assert_eq!(plan.exchanges[0].name, "shop.tasks");
 //! assert_eq!(plan.tasks["email.send_receipt"].routing_key, "default");
 //! # Ok::<(), tierline::Error>(())
@@ -20,11 +19,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::capabilities::Capabilities;
 use super::delay::Level;
 use super::tier::{Home, QueueType, Tier};
-use super::{Names, Topology};
+use super::{Names, Topology, Version};
 use crate::Error;
+use crate::error::BrokerError;
 
 /// All the declarations of one topology, and the exchange, routing key and priority of every task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -43,7 +42,7 @@ pub struct Plan {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<Binding>,
     /// How to publish each task, for producers in any language.
-    pub tasks: BTreeMap<String, Publishing>,
+    pub tasks: BTreeMap<String, PublishTarget>,
 }
 
 /// An exchange to declare.
@@ -145,7 +144,7 @@ pub enum Argument {
 /// How to publish a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Publishing {
+pub struct PublishTarget {
     /// The tier that the task runs in.
     pub tier: String,
     /// The exchange to publish to.
@@ -158,14 +157,15 @@ pub struct Publishing {
 }
 
 impl Plan {
-    /// Plans `topology` for a broker of these capabilities.
+    /// Plans `topology` for a broker of this version.
     ///
-    /// The declarations are the same on every version; the capabilities only decide whether the
+    /// The declarations are the same on every version; the version only decides whether the
     /// broker has what the file asks for.
     ///
     /// # Errors
-    /// [`Error::UnsupportedPriorities`] for a quorum tier with priorities on a broker before 4.3.
-    pub fn new(topology: &Topology, capabilities: &Capabilities) -> Result<Self, Error> {
+    /// [`BrokerError::UnsupportedVersion`]; [`BrokerError::UnsupportedPriorities`] for a quorum tier with priorities on a broker before 4.3.
+    pub fn new(topology: &Topology, broker: Version) -> Result<Self, Error> {
+        let broker = broker.supported()?;
         let names = topology.names();
         let mut plan = Self {
             app: topology.app().to_owned(),
@@ -177,7 +177,7 @@ impl Plan {
         };
         plan.exchange(names.tasks_exchange(), ExchangeKind::Direct, []);
         for tier in topology.tiers() {
-            check_priorities(tier, capabilities)?;
+            check_priorities(tier, broker)?;
             plan.tier(&names, tier);
         }
         for group in topology.groups() {
@@ -385,18 +385,18 @@ impl Plan {
     }
 }
 
-fn check_priorities(tier: &Tier, capabilities: &Capabilities) -> Result<(), Error> {
+fn check_priorities(tier: &Tier, broker: Version) -> Result<(), Error> {
     let needs_quorum_priorities = match tier.home {
         Home::Classic { .. } => None,
         Home::Quorum { max_priority, .. } => max_priority,
     };
     match needs_quorum_priorities {
-        Some(max_priority) if !capabilities.quorum_priorities => {
-            Err(Error::UnsupportedPriorities {
+        Some(max_priority) if !broker.has_quorum_priorities() => {
+            Err(Error::Broker(BrokerError::UnsupportedPriorities {
                 tier: tier.name.clone(),
                 max_priority,
-                version: capabilities.version,
-            })
+                version: broker,
+            }))
         }
         Some(_) | None => Ok(()),
     }
@@ -427,8 +427,8 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
     arguments
 }
 
-fn publishing(names: &Names<'_>, task: &super::MappedTask) -> Publishing {
-    Publishing {
+fn publishing(names: &Names<'_>, task: &super::MappedTask) -> PublishTarget {
+    PublishTarget {
         tier: task.tier.clone(),
         exchange: names.tasks_exchange(),
         routing_key: task.tier.clone(),

@@ -14,6 +14,7 @@ use super::duration::IntoDuration;
 use super::reader::{did_you_mean, near_miss, quoted};
 use super::units::show_duration;
 use crate::Error;
+use crate::error::TopologyError;
 use wall::Wall;
 
 /// When the runs of a schedule are due.
@@ -89,7 +90,7 @@ impl Timing {
     /// at a fixed time is due once, the first time, and a pattern goes on through both hours.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] where the expression or the time zone cannot be read, and where no
+    /// [`TopologyError::InvalidSchedule`] where the expression or the time zone cannot be read, and where no
     /// day ever fits.
     pub fn cron(expression: &str, timezone: &str) -> Result<Self, Error> {
         let zone = Self::read_zone(timezone).map_err(|mistake| invalid(timezone, mistake))?;
@@ -104,7 +105,7 @@ impl Timing {
     /// minute use [`cron`](Self::cron).
     ///
     /// # Errors
-    /// [`Error::InvalidDuration`], and [`Error::InvalidSchedule`] where it is out of range.
+    /// [`Error::InvalidDuration`], and [`TopologyError::InvalidSchedule`] where it is out of range.
     pub fn every(every: impl IntoDuration) -> Result<Self, Error> {
         let every = every.into_duration().map_err(|it| it.of("every"))?;
         Self::read_every(every).map_err(|mistake| invalid(&show_duration(every), mistake))
@@ -287,10 +288,10 @@ fn stable_hash(text: &str) -> u64 {
 /// For callers that have no file: `what` cannot be used.
 pub(crate) fn invalid(what: &str, (problem, help): Mistake) -> Error {
     let help = help.map(|help| format!("; {help}")).unwrap_or_default();
-    Error::InvalidSchedule {
+    Error::Topology(TopologyError::InvalidSchedule {
         schedule: what.into(),
         problem: format!("{problem}{help}").into(),
-    }
+    })
 }
 
 const CRON_HELP: &str = "write minute, hour, day of month, month and day of week, such as \

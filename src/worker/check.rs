@@ -1,13 +1,14 @@
 //! Refuses, before anything is begun, a worker whose limits cannot hold.
 
 use crate::Error;
+use crate::error::{LimitsTooLong, WorkerError};
 use crate::task::Registry;
 use crate::topology::Topology;
 
 /// The groups to serve, each once and in the order given.
 ///
 /// # Errors
-/// [`Error::UnknownGroup`]; [`Error::LimitsTooLong`] where a message could wait in hand, and then
+/// [`WorkerError::UnknownGroup`]; [`WorkerError::LimitsTooLong`] where a message could wait in hand, and then
 /// run, for longer than the broker waits for its acknowledgement.
 pub(super) fn check(
     topology: &Topology,
@@ -22,10 +23,10 @@ pub(super) fn check(
                 .iter()
                 .map(|it| it.name.as_str())
                 .collect();
-            return Err(Error::UnknownGroup {
+            return Err(Error::Worker(WorkerError::UnknownGroup {
                 group: name.as_str().into(),
                 known: known.join(", ").into(),
-            });
+            }));
         };
         let ack_timeout = topology.broker().ack_timeout;
         for task in topology.tasks() {
@@ -35,15 +36,15 @@ pub(super) fn check(
             let timeout = registration.options().timeout;
             let in_hand = timeout.saturating_mul(group.prefetch.into());
             if group.tiers.contains(&task.tier) && in_hand >= ack_timeout {
-                return Err(Error::LimitsTooLong(Box::new(
-                    crate::error::LimitsTooLong {
+                return Err(Error::Worker(WorkerError::LimitsTooLong(Box::new(
+                    LimitsTooLong {
                         task: registration.name(),
                         timeout,
                         group: name.clone(),
                         prefetch: group.prefetch,
                         ack_timeout,
                     },
-                )));
+                ))));
             }
         }
         if !served.contains(name) {

@@ -5,6 +5,7 @@
 //! Deliveries come from [`source`](crate::source), and `execute` runs them.
 
 mod check;
+pub(crate) mod error;
 mod group;
 mod job;
 mod order;

@@ -17,6 +17,7 @@ use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared};
 use crate::Error;
+use crate::error::WorkerError;
 use crate::execute::Executor;
 use crate::observe::Observers;
 use crate::publish::Publisher;
@@ -137,7 +138,7 @@ impl Worker {
     /// this looks like a crash, and they count it as one: let `shutdown` complete where you can.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::LimitsTooLong`], [`Error::InvalidDuration`], [`Error::Closed`] and what
+    /// [`WorkerError::UnknownGroup`], [`WorkerError::LimitsTooLong`], [`Error::InvalidDuration`], [`Error::Closed`] and what
     /// [`Registry::collected`] finds, before anything is begun.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let Self {
@@ -153,7 +154,7 @@ impl Worker {
         let registry = parts.registry.map_err(Error::Shared)?;
         let groups = check(&parts.topology, &registry, &groups)?;
         let watchdog = Watchdog::start(parts.observers.clone(), parts.abort_when_hung)
-            .map_err(|cause| Error::NoWatchdog { cause })?;
+            .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
         let shared = Arc::new(Shared {

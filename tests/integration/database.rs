@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tierline::error::DatabaseError;
 use tierline::{Database, Error};
 use tierline_testbed::database;
 
@@ -113,7 +114,7 @@ async fn a_database_that_is_not_there_is_named_without_credentials() {
     let error = nowhere.migrate().await.unwrap_err();
     assert!(error.is_transient());
     assert!(
-        matches!(error, Error::DatabaseUnreachable { .. }),
+        matches!(error, Error::Database(DatabaseError::Unreachable { .. })),
         "{error}"
     );
     let shown = format!("{error} {error:?}");
@@ -148,12 +149,13 @@ async fn a_login_that_is_refused_is_told_from_a_statement_that_is() {
     execute(fresh.url(), &drop).await;
     let not_allowed = refused.pop().unwrap();
     assert!(
-        matches!(not_allowed, Error::DatabaseRefused { .. }),
+        matches!(not_allowed, Error::Database(DatabaseError::Refused { .. })),
         "{not_allowed}"
     );
     for error in refused {
         assert!(
-            matches!(error, Error::DatabaseLoginRefused { .. }) && !error.is_transient(),
+            matches!(error, Error::Database(DatabaseError::LoginRefused { .. }))
+                && !error.is_transient(),
             "{error:?}"
         );
         assert!(

@@ -25,8 +25,8 @@ async fn the_first_task_of_the_guide_runs() {
 
     assert_eq!(
         hotel.error_without_a_broker().await,
-        "Error: cannot connect to amqp://127.0.0.1:1: Connection refused (os error 111); is the broker \
-         running, and is this its address?\n"
+        "Error: cannot connect to amqp://127.0.0.1:1: connection refused; is the broker \
+         running, and is this its address?\n\nCaused by:\n    Connection refused (os error 111)\n"
     );
 
     let tests = hotel.cargo(&["test"]).await.must_succeed();

@@ -26,6 +26,7 @@ mod hostile;
 mod middleware;
 #[cfg(feature = "admin")]
 mod openapi;
+mod public_api;
 mod publish;
 mod python_producer;
 #[cfg(feature = "postgres")]

@@ -9,9 +9,9 @@ use std::time::SystemTime;
 use lapin::options::BasicGetOptions;
 use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
-use tierline::execute::{Executor, Verdict};
+use tierline::execute::Verdict;
 use tierline::message::Message;
-use tierline::task::{Cancellation, Data};
+use tierline::testing::Tester;
 use tierline::topology::plan::Plan;
 use tierline::{Registry, Task, Tierline, Topology};
 use tierline_testbed::{Python, vhost};
@@ -35,16 +35,14 @@ async fn a_task_published_from_python_is_run_by_a_rust_handler() {
         .await
         .unwrap();
     let topology = Topology::load(MAP).unwrap();
-    let app = Tierline::builder(topology.clone())
-        .amqp(vhost.amqp_url())
-        .connect()
-        .await
-        .unwrap();
+    let app = Tierline::builder(topology.clone()).amqp(vhost.amqp_url());
+    // It declares the queues.
+    app.connect().await.unwrap();
     let connection = Connection::connect(vhost.amqp_url(), ConnectionProperties::default())
         .await
         .unwrap();
     let broker = tierline::amqp::Connection::open(vhost.amqp_url(), "test");
-    let plan = Plan::new(&topology, broker.await.unwrap().capabilities()).unwrap();
+    let plan = Plan::new(&topology, broker.await.unwrap().version()).unwrap();
     // What `tierline topology plan --json` prints.
     let file = std::env::temp_dir().join(format!("{}.json", vhost.name()));
     std::fs::write(&file, serde_json::to_string(&plan).unwrap()).unwrap();
@@ -79,8 +77,7 @@ async fn a_task_published_from_python_is_run_by_a_rust_handler() {
             async {}
         })
         .unwrap();
-    let executor = Executor::new(Arc::new(registry), Arc::new(Data::new()), app.publisher());
-    let verdict = executor.execute(&message, &Cancellation::new()).await;
-    assert_eq!(verdict, Verdict::Done);
+    let tester = Tester::builder().registry(registry).build();
+    assert_eq!(tester.run_message(message).await.verdict, Verdict::Done);
     assert_eq!(*ran.lock().unwrap(), Some(7));
 }

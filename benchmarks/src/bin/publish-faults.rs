@@ -14,6 +14,7 @@ use futures_util::stream::StreamExt;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
+use tierline::error::PublishError;
 use tierline::task::PublishRequest;
 use tierline::{Error, Tierline, Topology};
 use tierline_benchmarks::{Distribution, Distributions, Report, is_quick};
@@ -148,10 +149,10 @@ async fn report(vhost: &Vhost, outcomes: Vec<Outcome>) -> Result<()> {
     for outcome in &outcomes {
         let kind = match &outcome.result {
             Ok(()) => "Ok",
-            Err(Error::Unconfirmed { .. }) => "Unconfirmed",
-            Err(Error::NotConnected { .. }) => "NotConnected",
-            Err(Error::Blocked { .. }) => "Blocked",
-            Err(Error::Refused { .. }) => "Refused",
+            Err(Error::Publish(PublishError::Unconfirmed { .. })) => "Unconfirmed",
+            Err(Error::Publish(PublishError::NotConnected { .. })) => "NotConnected",
+            Err(Error::Publish(PublishError::Blocked { .. })) => "Blocked",
+            Err(Error::Publish(PublishError::Refused { .. })) => "Refused",
             Err(error) => {
                 eprintln!("unexpected: {error}");
                 "another error"

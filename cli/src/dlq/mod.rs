@@ -3,10 +3,8 @@
 mod confirm;
 mod show;
 
-use std::time::SystemTime;
-
 use serde_json::json;
-use tierline::dead::{Canary, DeadLetters, Filter, Operation, OperationState, Page, parse_time};
+use tierline::dead::{Canary, DeadLetters, Filter, Operation, OperationState, Page};
 use tierline::{Database, Error, OnConnect, Tierline, Topology};
 
 use crate::arguments::{self, Dlq, read_duration};
@@ -201,20 +199,19 @@ impl arguments::Filter {
     }
 
     fn read(self) -> Result<Filter, Failure> {
-        let now = SystemTime::now();
-        let time = |text: Option<String>| {
-            let time = text.map(|text| parse_time(&text, now)).transpose();
-            time.map_err(Failure::Misused)
-        };
         let mut filter = Filter::default();
         filter.tier = self.tier;
         filter.task = self.task;
         filter.reason = self.reason;
         filter.fingerprint = self.fingerprint;
         filter.state = self.state;
-        filter.since = time(self.since)?;
-        filter.until = time(self.until)?;
         filter.text = self.text;
+        if let Some(since) = self.since {
+            filter = filter.since_text(&since)?;
+        }
+        if let Some(until) = self.until {
+            filter = filter.until_text(&until)?;
+        }
         Ok(filter)
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use tierline::dead::{Assessment, DeadLetter, Group, Listed, Operation, TierCount};
+use tierline::dead::{Assessment, DeadLetter, FailureGroup, Listed, Operation, TierCount};
 
 use crate::table::{plain, table};
 
@@ -38,7 +38,7 @@ pub(crate) fn list(listed: &Listed) -> String {
     text
 }
 
-pub(crate) fn groups(groups: &[Group]) -> String {
+pub(crate) fn groups(groups: &[FailureGroup]) -> String {
     if groups.is_empty() {
         return "no dead letters".to_owned();
     }

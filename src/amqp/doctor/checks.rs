@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
-use crate::amqp::difference::{Change, Difference, ObjectKind};
+use crate::amqp::difference::{ArgumentDifference, Difference, ObjectKind};
 use crate::topology::Tier;
-use crate::topology::capabilities::Capabilities;
+use crate::topology::Version;
 use crate::topology::plan::{DestinationType, Plan};
 
 /// All but the policies and the version.
@@ -22,9 +22,9 @@ pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<
 }
 
 /// The known traps of the broker's version.
-pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding> {
-    let object = format!("RabbitMQ {}", capabilities.version);
-    capabilities.traps().into_iter().map(move |trap| Finding {
+pub(super) fn traps(broker: Version) -> impl Iterator<Item = Finding> {
+    let object = format!("RabbitMQ {broker}");
+    broker.traps().into_iter().map(move |trap| Finding {
         severity: Severity::Note,
         object: object.clone(),
         what: trap.to_owned(),
@@ -35,19 +35,23 @@ pub(super) fn traps(capabilities: &Capabilities) -> impl Iterator<Item = Finding
 /// Everything that exists with other arguments than the plan's.
 pub(in crate::amqp) fn differences(plan: &Plan, snapshot: &Snapshot) -> Vec<Difference> {
     let durable = |file: bool, broker: bool| {
-        Change::if_any("durable", Some(file.to_string()), Some(broker.to_string()))
+        ArgumentDifference::if_any("durable", Some(file.to_string()), Some(broker.to_string()))
     };
     let exchanges = plan.exchanges.iter().filter_map(|exchange| {
         let found = snapshot.exchanges.get(&exchange.name)?.as_ref()?;
         let kind = exchange.kind.as_str().to_owned();
-        let mut changes = Change::between(&exchange.arguments, &found.arguments);
-        changes.extend(Change::if_any("type", Some(kind), Some(found.kind.clone())));
+        let mut changes = ArgumentDifference::between(&exchange.arguments, &found.arguments);
+        changes.extend(ArgumentDifference::if_any(
+            "type",
+            Some(kind),
+            Some(found.kind.clone()),
+        ));
         changes.extend(durable(exchange.durable, found.durable));
         Some((ObjectKind::Exchange, &exchange.name, changes))
     });
     let queues = plan.queues.iter().filter_map(|queue| {
         let found = snapshot.queues.get(&queue.name)?.details.as_ref()?;
-        let mut changes = Change::between(&queue.arguments, &found.arguments);
+        let mut changes = ArgumentDifference::between(&queue.arguments, &found.arguments);
         changes.extend(durable(queue.durable, found.durable));
         Some((ObjectKind::Queue, &queue.name, changes))
     });
@@ -257,8 +261,7 @@ mod tests {
 
     fn hotel() -> (Topology, Plan) {
         let topology = Topology::load("topology/hotel.toml").unwrap();
-        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
-        let plan = Plan::new(&topology, &capabilities).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
         (topology, plan)
     }
 
@@ -345,8 +348,7 @@ mod tests {
         let file = std::fs::read_to_string("topology/hotel.toml").unwrap();
         let file = file.replace("[tiers.low]", "[tiers.low]\ngeneration = 2");
         let topology = Topology::parse(file).unwrap();
-        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
-        let plan = Plan::new(&topology, &capabilities).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
         assert_eq!(plan.retired.len(), 2);
         let mut snapshot = healthy(&plan);
         let bindings = snapshot.bindings.as_mut().unwrap();

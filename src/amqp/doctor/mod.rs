@@ -75,9 +75,9 @@ impl Report {
 /// ```
 ///
 /// # Errors
-/// [`Error::UnsupportedPriorities`], and [`Error::BrokerFailed`] if the connection is lost.
+/// [`BrokerError::UnsupportedPriorities`](crate::error::BrokerError::UnsupportedPriorities), and [`BrokerError::Failed`](crate::error::BrokerError::Failed) if the connection is lost.
 pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Report, Error> {
-    let plan = Plan::new(topology, connection.capabilities())?;
+    let plan = Plan::new(topology, connection.version())?;
     let snapshot = Snapshot::over_amqp(connection, &plan).await?;
     Ok(examine(connection, topology, &plan, &snapshot))
 }
@@ -88,14 +88,14 @@ pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Repo
 /// The management API tells of a new policy some seconds after it was set.
 ///
 /// # Errors
-/// As [`doctor`], and [`Error::ManagementFailed`].
+/// As [`doctor`], and [`BrokerError::ManagementFailed`](crate::error::BrokerError::ManagementFailed).
 #[cfg(feature = "management")]
 pub async fn doctor_with(
     connection: &Connection,
     topology: &Topology,
     management: &Management,
 ) -> Result<Report, Error> {
-    let plan = Plan::new(topology, connection.capabilities())?;
+    let plan = Plan::new(topology, connection.version())?;
     let snapshot = Snapshot::complete(connection, management).await?;
     Ok(examine(connection, topology, &plan, &snapshot))
 }
@@ -108,7 +108,7 @@ fn examine(
 ) -> Report {
     let mut findings = checks::all(topology, plan, snapshot);
     findings.extend(policies::check(plan, snapshot));
-    findings.extend(checks::traps(connection.capabilities()));
+    findings.extend(checks::traps(connection.version()));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Report {
         findings,

@@ -92,13 +92,11 @@ mod tests {
 
     use super::*;
     use crate::Topology;
-    use crate::topology::capabilities::Capabilities;
 
     /// Whether a policy with one setting is found on a queue of the hotel.
     fn is_found(queue: &str, key: &str, value: Value) -> bool {
         let topology = Topology::load("topology/hotel.toml").unwrap();
-        let capabilities = Capabilities::of("4.3.6".parse().unwrap()).unwrap();
-        let plan = Plan::new(&topology, &capabilities).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
         let queue = plan
             .queues
             .iter()

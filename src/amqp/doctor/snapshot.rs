@@ -12,6 +12,7 @@ use crate::amqp::connection::Connection;
 #[cfg(feature = "management")]
 use crate::amqp::management::Management;
 use crate::amqp::run_commands::{self, Refusal};
+use crate::error::BrokerError;
 use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -161,10 +162,10 @@ fn not_found(
 ) -> Result<(), Error> {
     match refusal.code {
         Refusal::NOT_FOUND => Ok(()),
-        _ => Err(Error::OperationRefused {
+        _ => Err(Error::Broker(BrokerError::Refused {
             tried: format!("{command} on {}", connection.address()).into(),
             cause: refusal.text.as_str().into(),
-        }),
+        })),
     }
 }
 

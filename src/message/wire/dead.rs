@@ -65,6 +65,7 @@ impl Death {
     }
 
     /// The death of a message that a worker gave up. `None` where no worker did: it was the broker.
+    #[doc(hidden)]
     pub fn from_wire(properties: &BasicProperties) -> Option<Self> {
         let headers = properties.headers().as_ref()?.inner();
         let read = |name: &str| headers.get(name).and_then(text);

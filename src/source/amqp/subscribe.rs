@@ -228,7 +228,7 @@ impl Making {
 /// Declares the queue again; all else too, if that is gone as well.
 async fn declare(settings: &ConsumerSettings, connection: &Connection, queue: &str) -> bool {
     let declared = async {
-        let whole = Plan::new(&settings.topology, connection.capabilities())?;
+        let whole = Plan::new(&settings.topology, connection.version())?;
         let mut plan = whole.clone();
         plan.exchanges.clear();
         plan.retired.clear();

@@ -106,7 +106,9 @@ impl Subscription {
             Ok(Err(error)) if is_not_found(&error) => Err(NoSubscription::NoQueue),
             Ok(Err(error)) => {
                 let cause = error.to_string();
-                Err(NoSubscription::Failed(connection.failed(&tried(), &cause)))
+                Err(NoSubscription::Failed(
+                    connection.failed(&tried(), cause.as_str()),
+                ))
             }
             Err(_) => {
                 let cause = "the broker did not answer in time";

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use crate::Error;
+use crate::error::PublishError;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, TaskRef};
 use crate::publish::{Content, OutgoingMessage};
@@ -132,7 +133,7 @@ impl ConsumerSettings {
         };
         match self.publish_to_quarantine(group, received, message).await {
             Ok(()) => Stored::Yes,
-            Err(Error::Unroutable { .. }) => {
+            Err(Error::Publish(PublishError::Unroutable { .. })) => {
                 let (task, id) = (&message.task, &message.id);
                 tracing::error!(task, %id, group, "the quarantine queue is missing: apply the topology");
                 self.redeclare().await;
@@ -273,7 +274,7 @@ impl ConsumerSettings {
     }
 
     fn quarantined(&self, group: &str, received: &Received, message: &Message) -> OutgoingMessage {
-        let highest = self.publisher.capabilities().highest_quorum_priority;
+        let highest = self.publisher.broker_version().highest_quorum_priority();
         let priority = message.priority.min(highest);
         let names = self.topology.names();
         OutgoingMessage {
@@ -297,9 +298,9 @@ impl ConsumerSettings {
             tier: &message.tier,
             priority: message.priority,
         };
-        let capabilities = self.publisher.capabilities();
+        let broker = self.publisher.broker_version();
         let (topology, task) = (&self.topology, &message.task);
-        let route = route::destination(topology, &capabilities, task, request, after)?;
+        let route = route::destination(topology, broker, task, request, after)?;
         let properties = received.successor(message);
         Ok(OutgoingMessage {
             exchange: route.exchange,
@@ -330,7 +331,7 @@ impl ConsumerSettings {
             let (task, why) = (task_ref(message), &error.to_string());
             self.observers.emit(&Event::GivenBack { task, why });
         }
-        if matches!(error, Error::Unroutable { .. }) {
+        if matches!(error, Error::Publish(PublishError::Unroutable { .. })) {
             self.redeclare().await;
         }
         tokio::time::sleep(BACK_PAUSE).await;

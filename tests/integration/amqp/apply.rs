@@ -5,7 +5,8 @@ use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use serde_json::{Value, json};
 use tierline::amqp::apply_with;
-use tierline::topology::capabilities::QUORUM_PRIORITIES_SINCE;
+use tierline::error::BrokerError;
+use tierline::topology::QUORUM_PRIORITIES_SINCE;
 use tierline::topology::plan::Plan;
 use tierline::{Error, Topology};
 use tierline_testbed::{Vhost, vhost};
@@ -75,7 +76,10 @@ async fn a_changed_argument_is_shown_with_a_way_out_and_nothing_is_touched() {
 
     let error = apply(&connection, &changed).await.unwrap_err();
 
-    assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::Mismatch(_))),
+        "{error}"
+    );
     assert!(!error.is_transient());
     let error = error.to_string();
     for part in [
@@ -128,7 +132,7 @@ async fn everything_that_does_not_differ_is_declared() {
     let connection = open(&vhost).await;
     let error = apply(&connection, &hotel()).await.unwrap_err();
 
-    let Error::Mismatch(mismatch) = &error else {
+    let Error::Broker(BrokerError::Mismatch(mismatch)) = &error else {
         panic!("{error}");
     };
     let names: Vec<_> = mismatch
@@ -190,7 +194,7 @@ async fn many_apply_at_once_and_all_are_told_of_the_same_mismatch() {
     }
     while let Some(applied) = appliers.join_next().await {
         let error = applied.unwrap().unwrap_err();
-        let Error::Mismatch(mismatch) = &error else {
+        let Error::Broker(BrokerError::Mismatch(mismatch)) = &error else {
             panic!("{error}");
         };
         assert_eq!(mismatch.differences.len(), 1, "{error}");
@@ -202,10 +206,10 @@ async fn many_apply_at_once_and_all_are_told_of_the_same_mismatch() {
 async fn priorities_in_a_quorum_tier_need_a_broker_that_has_them() {
     let vhost = vhost().await;
     let connection = open(&vhost).await;
-    let version = connection.capabilities().version;
+    let version = connection.version();
     let asking = hotel_with("[tiers.normal]", "[tiers.normal]\nmax_priority = 9");
 
-    let planned = Plan::new(&asking, connection.capabilities());
+    let planned = Plan::new(&asking, connection.version());
 
     if version >= QUORUM_PRIORITIES_SINCE {
         apply(&connection, &asking).await.unwrap();

@@ -7,6 +7,7 @@ use lapin::types::FieldTable;
 use lapin::{Channel, ErrorKind};
 use tierline::Error;
 use tierline::amqp::{Connection, Management, doctor_with};
+use tierline::error::BrokerError;
 use tierline::topology::export::Definitions;
 use tierline_testbed::Broker;
 
@@ -36,7 +37,10 @@ async fn exported_definitions_make_a_broker_that_is_well_with_users_who_may_just
 
     broker.close_all_connections().await.unwrap();
     let error = apply(&connection, &hotel()).await.unwrap_err();
-    assert!(matches!(error, Error::BrokerFailed { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::Failed { .. })),
+        "{error}"
+    );
     assert!(error.is_transient());
 }
 
@@ -61,7 +65,10 @@ async fn nobody_can_log_in_before_a_password_is_set(broker: &Broker) {
         let credentials = format!("hotel.publisher:{password}");
         let url = broker.amqp_url().replace("guest:guest", &credentials);
         let error = Connection::open(&url, "test").await.unwrap_err();
-        assert!(matches!(error, Error::LoginRefused { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Broker(BrokerError::LoginRefused { .. })),
+            "{error}"
+        );
     }
 }
 
@@ -124,7 +131,10 @@ async fn who_may_not_declare_is_told_what_is_missing(broker: &Broker) {
     let url = url(broker, "hotel.publisher");
     let connection = Connection::open(&url, "test").await.unwrap();
     let error = apply(&connection, &hotel()).await.unwrap_err();
-    assert!(matches!(error, Error::AccessRefused { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::AccessRefused { .. })),
+        "{error}"
+    );
     let shown = format!("{error} {error:?}");
     for part in ["\"hotel.tasks\"", "\"hotel.publisher\"", "configure"] {
         assert!(error.to_string().contains(part), "{part}: {error}");

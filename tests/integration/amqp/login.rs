@@ -1,9 +1,12 @@
 //! Brokers that cannot be entered.
 
+use std::error::Error as _;
+use std::io;
 use std::time::Duration;
 
 use tierline::Error;
 use tierline::amqp::Connection;
+use tierline::error::BrokerError;
 use tierline_testbed::vhost;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
@@ -15,10 +18,23 @@ async fn refused(url: &str) -> Error {
 #[tokio::test]
 async fn a_broker_that_is_not_there_is_named_without_the_password() {
     let error = refused("amqp://ada:secret@127.0.0.1:1/hotel").await;
-    assert!(matches!(error, Error::BrokerUnreachable { .. }) && error.is_transient());
+    assert!(
+        matches!(error, Error::Broker(BrokerError::Unreachable { .. })) && error.is_transient()
+    );
     let shown = format!("{error} {error:?}");
     assert!(shown.contains("amqp://127.0.0.1:1/hotel"), "{shown}");
     assert!(!shown.contains("secret"), "{shown}");
+}
+
+#[tokio::test]
+async fn what_the_operating_system_says_of_a_broker_that_is_not_there_is_the_source() {
+    let error = refused("amqp://127.0.0.1:1").await;
+    assert!(error.to_string().contains("connection refused"), "{error}");
+    let source = error.source().unwrap().downcast_ref::<io::Error>().unwrap();
+    assert_eq!(source.kind(), io::ErrorKind::ConnectionRefused);
+    // A report of all sources has its text once.
+    let report = format!("{:#}", anyhow::Error::from(error));
+    assert_eq!(report.matches("os error").count(), 1, "{report}");
 }
 
 #[tokio::test]
@@ -26,7 +42,9 @@ async fn a_wrong_password_is_told_from_a_broker_that_is_down() {
     let vhost = vhost().await;
     let (_, host) = vhost.amqp_url().rsplit_once('@').unwrap();
     let error = refused(&format!("amqp://ada:secret@{host}")).await;
-    assert!(matches!(error, Error::LoginRefused { .. }) && !error.is_transient());
+    assert!(
+        matches!(error, Error::Broker(BrokerError::LoginRefused { .. })) && !error.is_transient()
+    );
     let shown = format!("{error} {error:?}");
     assert!(
         shown.contains("\"ada\"") && !shown.contains("secret"),
@@ -38,7 +56,10 @@ async fn a_wrong_password_is_told_from_a_broker_that_is_down() {
 async fn a_virtual_host_that_does_not_exist_is_named() {
     let vhost = vhost().await;
     let error = refused(&format!("{}-gone%27s", vhost.amqp_url())).await;
-    assert!(matches!(error, Error::VirtualHostRefused { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::VirtualHostRefused { .. })),
+        "{error}"
+    );
     assert!(!error.is_transient());
     let shown = format!("{error} {error:?}");
     assert!(
@@ -87,7 +108,10 @@ async fn a_server_that_speaks_something_else_is_given_up() {
         let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
     let error = refused(&format!("amqp://ada:secret@127.0.0.1:{port}")).await;
-    assert!(matches!(error, Error::BrokerUnreachable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::Unreachable { .. })),
+        "{error}"
+    );
     server.await.unwrap();
 }
 
@@ -96,7 +120,7 @@ async fn the_version_is_the_one_that_the_broker_reports() {
     let vhost = vhost().await;
     let connection = Connection::open(vhost.amqp_url(), "test").await.unwrap();
     let expected = tierline_testbed::Release::find().unwrap();
-    let reported = connection.capabilities().version.to_string();
+    let reported = connection.version().to_string();
     assert!(expected.version().starts_with(&reported), "{reported}");
     connection.close().await;
 }

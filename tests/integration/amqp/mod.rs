@@ -32,7 +32,7 @@ async fn open(vhost: &Vhost) -> Connection {
 }
 
 fn plan(connection: &Connection, topology: &Topology) -> Plan {
-    Plan::new(topology, connection.capabilities()).unwrap()
+    Plan::new(topology, connection.version()).unwrap()
 }
 
 async fn apply(connection: &Connection, topology: &Topology) -> Result<(), Error> {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tierline::Error;
 use tierline::dead::{Advice, Filter, Page, Reason, RootCause, State};
+use tierline::error::DeadLetterError;
 
 use super::support::{Letter, Shop};
 
@@ -153,7 +154,15 @@ async fn counts_by_tier_follow_every_change() {
 async fn what_makes_no_sense_is_refused_and_another_apps_rows_are_not_there() {
     let shop = full().await;
     let letters = &shop.letters;
-    let invalid = |error: Error| assert!(matches!(error, Error::InvalidFilter { .. }), "{error}");
+    let invalid = |error: Error| {
+        assert!(
+            matches!(
+                error,
+                Error::DeadLetter(DeadLetterError::InvalidFilter { .. })
+            ),
+            "{error}"
+        )
+    };
     for size in [0, Page::LARGEST + 1] {
         let page = Page::first(size);
         invalid(letters.list(&Filter::default(), page).await.unwrap_err());
@@ -164,7 +173,10 @@ async fn what_makes_no_sense_is_refused_and_another_apps_rows_are_not_there() {
     invalid(letters.purge(&text).await.unwrap_err());
     for id in [0, -1, i64::MAX] {
         let error = letters.get(id).await.unwrap_err();
-        assert!(matches!(error, Error::DeadLetterNotFound { .. }), "{error}");
+        assert!(
+            matches!(error, Error::DeadLetter(DeadLetterError::NotFound { .. })),
+            "{error}"
+        );
     }
 
     let map = super::support::MAP.replace("\"shop\"", "\"other\"");

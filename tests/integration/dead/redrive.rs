@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 use lapin::BasicProperties;
 use tierline::Error;
 use tierline::dead::{Filter, Outcomes, RedriveOutcome, State};
+use tierline::error::{DeadLetterError, PublishError};
 use tierline_testbed::{Broker, Vhost};
 
 use super::support::{Letter, MAP, Shop, connect, execute, until};
@@ -84,7 +85,10 @@ async fn two_operators_redrive_one_row_once() {
     let redriven = join_all((0..8).map(|_| shop.letters.redrive(id))).await;
     assert_eq!(redriven.iter().filter(|result| result.is_ok()).count(), 1);
     for error in redriven.into_iter().filter_map(Result::err) {
-        assert!(matches!(error, Error::DeadLetterRefused { .. }), "{error}");
+        assert!(
+            matches!(error, Error::DeadLetter(DeadLetterError::Refused { .. })),
+            "{error}"
+        );
     }
     assert_eq!(shop.depth("shop.normal").await, 1);
 }
@@ -205,7 +209,10 @@ async fn a_row_stays_dead_when_the_broker_takes_nothing() {
     let vhost: &Vhost = &shop.vhost;
     vhost.delete_queue("shop.normal").await.unwrap();
     let error = shop.letters.redrive(id).await.unwrap_err();
-    assert!(matches!(error, Error::Unroutable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Publish(PublishError::Unroutable { .. })),
+        "{error}"
+    );
     let row = shop.letters.get(id).await.unwrap();
     assert_eq!((row.summary.state, row.actions.len()), (State::Dead, 0));
 }
@@ -223,7 +230,10 @@ async fn a_discarded_row_whose_redrive_fails_stays_discarded() {
     assert_eq!(state().await, State::Discarded);
     shop.vhost.delete_queue("shop.normal").await.unwrap();
     let error = shop.letters.redrive(id).await.unwrap_err();
-    assert!(matches!(error, Error::Unroutable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Publish(PublishError::Unroutable { .. })),
+        "{error}"
+    );
     assert_eq!(state().await, State::Discarded);
     let counts = shop.letters.by_tier().await.unwrap();
     assert_eq!((counts[1].dead, counts[1].discarded), (0, 1), "{counts:?}");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, poll, stream};
+use tierline::error::{ErrorKind, PublishError, Stored};
 use tierline::observe::{Event, Purpose};
 use tierline::task::PublishRequest;
 use tierline::{Error, Tierline, Topology};
@@ -76,11 +77,12 @@ async fn what_may_go_once_only_ends_with_its_connection_and_the_rest_goes_on() {
     // The messages are on their way before the broker is gone.
     tokio::task::yield_now().await;
     broker.kill().await.unwrap();
-    let outcome = once.await;
+    let error = once.await.unwrap_err();
     assert!(
-        matches!(outcome, Err(Error::Unconfirmed { .. })),
-        "{outcome:?}"
+        matches!(error, Error::Publish(PublishError::Unconfirmed { .. })),
+        "{error:?}"
     );
+    assert_eq!(error.stored(), Some(Stored::Maybe));
     broker.start().await.unwrap();
     let confirmed = until_confirmed.await.unwrap();
 
@@ -164,16 +166,16 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     recovered().await;
     broker.raise_memory_alarm().await.unwrap();
     let blocked = app.publish(Pay { order: 0 }).deadline("1s").await;
-    assert!(matches!(blocked, Err(Error::Blocked { .. })), "{blocked:?}");
+    assert!(
+        matches!(blocked, Err(Error::Publish(PublishError::Blocked { .. }))),
+        "{blocked:?}"
+    );
     broker.clear_memory_alarm().await.unwrap();
     recovered().await;
     broker.pause().await.unwrap();
     let silent = app.publish(Pay { order: 0 }).deadline("1s").await;
-    let is_silent = matches!(
-        silent,
-        Err(Error::Unconfirmed { .. } | Error::NotConnected { .. })
-    );
-    assert!(is_silent, "{silent:?}");
+    let silent = silent.unwrap_err();
+    assert_eq!(silent.kind(), ErrorKind::Connection, "{silent:?}");
     broker.resume().await.unwrap();
     recovered().await;
     is_over.store(true, Ordering::Relaxed);

@@ -16,6 +16,7 @@ use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tierline::error::{PublishError, Stored};
 use tierline::message::Message;
 use tierline::task::PublishRequest;
 use tierline::{Error, OnConnect, Task, Tierline, Topology};
@@ -169,48 +170,69 @@ async fn what_cannot_be_published_is_refused_and_nothing_is_sent() {
     let large = json!({ "order": "x".repeat(70_000) });
     assert!(matches!(
         app.publish(Forget).await,
-        Err(Error::UnmappedTask { .. })
+        Err(Error::Publish(PublishError::UnmappedTask { .. }))
     ));
     assert!(matches!(
         app.publish_named("order.pay", &large).await,
-        Err(Error::TooLarge { .. })
+        Err(Error::Publish(PublishError::TooLarge { .. }))
     ));
     let too_urgent = app.publish(Pay { order: 1 }).priority(11).await;
     assert!(matches!(
         too_urgent,
-        Err(Error::InvalidPriority {
+        Err(Error::Publish(PublishError::InvalidPriority {
             highest: Some(10),
             ..
-        })
+        }))
     ));
     let unordered = app.publish(Ship { order: 1 }).priority(1).await;
     assert!(matches!(
         unordered,
-        Err(Error::InvalidPriority { highest: None, .. })
+        Err(Error::Publish(PublishError::InvalidPriority {
+            highest: None,
+            ..
+        }))
     ));
     let long = app.publish(Pay { order: 1 }).delay("31d").await;
-    assert!(matches!(long, Err(Error::DelayTooLong { .. })));
+    assert!(matches!(
+        long,
+        Err(Error::Publish(PublishError::DelayTooLong { .. }))
+    ));
     for (name, value) in [("x-death", "1"), ("tierline-attempt", "9"), ("", "1")] {
         let refused = app.publish(Pay { order: 1 }).header(name, value).await;
         assert!(
-            matches!(refused, Err(Error::InvalidMessage { .. })),
+            matches!(
+                refused,
+                Err(Error::Publish(PublishError::InvalidMessage { .. }))
+            ),
             "{name}"
         );
     }
     let value = "y".repeat(50_000);
     let big = app.publish(Pay { order: 1 }).header("big", value).await;
-    assert!(matches!(big, Err(Error::HeadersTooLarge { .. })), "{big:?}");
+    assert!(
+        matches!(
+            big,
+            Err(Error::Publish(PublishError::HeadersTooLarge { .. }))
+        ),
+        "{big:?}"
+    );
     // Small ones fill a frame too: each takes more room there than its name and value.
     let many = (0..12_000).fold(app.publish(Pay { order: 1 }), |publishing, number| {
         publishing.header(format!("{number:x}"), "")
     });
     let many = many.await;
     assert!(
-        matches!(many, Err(Error::HeadersTooLarge { .. })),
+        matches!(
+            many,
+            Err(Error::Publish(PublishError::HeadersTooLarge { .. }))
+        ),
         "{many:?}"
     );
     let nameless = app.publish(Pay { order: 1 }).id("").await;
-    assert!(matches!(nameless, Err(Error::InvalidMessage { .. })));
+    assert!(matches!(
+        nameless,
+        Err(Error::Publish(PublishError::InvalidMessage { .. }))
+    ));
     assert_eq!(vhost.depth("shop.critical").await.unwrap(), 0);
     // None of it has cost the channel, and a deadline may be as far as one likes.
     let patient = app.publish(Pay { order: 1 }).deadline(Duration::MAX);
@@ -230,10 +252,13 @@ async fn each_unroutable_task_is_told_so_and_no_other_one_is() {
     for (order, outcome) in outcomes.iter().enumerate() {
         match order % 2 {
             0 => assert!(outcome.is_ok(), "{outcome:?}"),
-            _ => assert!(
-                matches!(outcome, Err(Error::Unroutable { .. })),
-                "{outcome:?}"
-            ),
+            _ => {
+                let error = outcome.as_ref().unwrap_err();
+                let is_unroutable =
+                    matches!(error, Error::Publish(PublishError::Unroutable { .. }));
+                assert!(is_unroutable && !error.is_transient(), "{error:?}");
+                assert_eq!(error.stored(), Some(Stored::No));
+            }
         }
     }
     assert_eq!(vhost.depth("shop.critical").await.unwrap(), 200);
@@ -251,9 +276,12 @@ async fn every_twin_of_an_unroutable_task_is_told_so() {
     }))
     .await;
     let confirmed = outcomes.iter().filter(|outcome| outcome.is_ok());
-    let unroutable = outcomes
-        .iter()
-        .filter(|outcome| matches!(outcome, Err(Error::Unroutable { .. })));
+    let unroutable = outcomes.iter().filter(|outcome| {
+        matches!(
+            outcome,
+            Err(Error::Publish(PublishError::Unroutable { .. }))
+        )
+    });
     assert_eq!((confirmed.count(), unroutable.count()), (100, 300));
     assert_eq!(vhost.depth("shop.critical").await.unwrap(), 100);
 }
@@ -272,7 +300,7 @@ async fn a_full_queue_refuses_until_there_is_room() {
         refused = publish().await.err().or(refused);
     }
     assert!(
-        matches!(refused, Some(Error::Refused { .. })),
+        matches!(refused, Some(Error::Publish(PublishError::Refused { .. }))),
         "{refused:?}"
     );
     assert!(!take_all(&vhost, "shop.small").await.is_empty());
@@ -295,7 +323,13 @@ async fn many_at_once_each_have_their_outcome_in_their_order() {
         .filter(|(_, outcome)| outcome.is_err())
         .collect();
     assert!(
-        matches!(failed[..], [(5_000, Err(Error::UnmappedTask { .. }))]),
+        matches!(
+            failed[..],
+            [(
+                5_000,
+                Err(Error::Publish(PublishError::UnmappedTask { .. }))
+            )]
+        ),
         "{failed:?}"
     );
     assert_eq!(vhost.depth("shop.normal").await.unwrap(), 9_999);

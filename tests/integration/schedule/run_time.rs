@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tierline::error::{DatabaseError, TopologyError};
 use tierline::schedule::Origin;
 use tierline::topology::{Missed, Schedule, Timing};
 use tierline::{Error, Task};
@@ -129,7 +130,7 @@ async fn a_schedule_that_is_gone_from_the_file_stops_and_comes_back_with_it() {
     schedules.add(&weekly()).await.unwrap();
     assert!(matches!(
         schedules.remove("nightly").await,
-        Err(Error::InvalidSchedule { .. })
+        Err(Error::Topology(TopologyError::InvalidSchedule { .. }))
     ));
     running.stop().await;
 
@@ -218,5 +219,11 @@ async fn a_database_that_is_not_migrated_is_said_to_be_at_once() {
         .unwrap()
         .until(std::future::pending())
         .await;
-    assert!(matches!(ended, Err(Error::NotMigrated { .. })), "{ended:?}");
+    assert!(
+        matches!(
+            ended,
+            Err(Error::Database(DatabaseError::NotMigrated { .. }))
+        ),
+        "{ended:?}"
+    );
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tierline::Error;
+use tierline::error::PublishError;
 use tierline::topology::delay::{self, MAX_DELAY};
 use tierline::topology::plan::{Argument, DestinationType, Plan};
 
@@ -70,7 +71,10 @@ fn no_delay_needs_no_ladder() {
 fn a_delay_above_30_days_is_refused_with_the_way_out() {
     for delay in [MAX_DELAY + Duration::from_nanos(1), Duration::MAX] {
         let error = delay::route("hotel", "low", delay).unwrap_err();
-        assert!(matches!(error, Error::DelayTooLong { .. }));
+        assert!(matches!(
+            error,
+            Error::Publish(PublishError::DelayTooLong { .. })
+        ));
         assert!(
             error.to_string().contains("30days") && error.to_string().contains("when it is due"),
             "{error}"

@@ -1,6 +1,7 @@
 //! Whatever the file says, the answer is a topology or a list of mistakes, never a panic.
 
 use proptest::prelude::*;
+use tierline::error::TopologyError;
 use tierline::{Error, Topology};
 
 use super::plan;
@@ -50,7 +51,7 @@ fn check(bytes: &[u8]) {
         Ok(topology) => {
             plan(&topology, "4.3.6").unwrap();
         }
-        Err(Error::InvalidTopology(invalid)) => {
+        Err(Error::Topology(TopologyError::Invalid(invalid))) => {
             let lines = bytes.iter().filter(|byte| **byte == b'\n').count() + 1;
             assert!(!invalid.problems().is_empty());
             for problem in invalid.problems() {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tierline::error::BrokerError;
 use tierline::topology::plan::Argument;
 use tierline::topology::{Order, QueueType};
 use tierline::{Error, Topology};
@@ -171,7 +172,10 @@ fn a_quorum_tier_with_priorities_needs_4_3() {
     let settings = "queue = \"quorum\"\nmax_priority = 10";
     let topology = small(|text| text.replace("queue = \"classic\"", settings)).unwrap();
     let error = plan(&topology, "4.2.1").unwrap_err();
-    assert!(matches!(error, Error::UnsupportedPriorities { .. }));
+    assert!(matches!(
+        error,
+        Error::Broker(BrokerError::UnsupportedPriorities { .. })
+    ));
     assert_eq!(
         error.to_string(),
         "tier \"main\" is a quorum queue with max_priority = 10, which needs RabbitMQ 4.3.0 or newer, and the \

@@ -1,5 +1,6 @@
 //! Every mistake is found, at its place, with what to do about it.
 
+use tierline::error::TopologyError;
 use tierline::{Error, Topology};
 
 use super::{problems, small, the_problem};
@@ -178,7 +179,10 @@ fn what_is_not_text_is_refused_where_it_begins() {
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
     let error = Topology::load("topology/no-such-hotel.toml").unwrap_err();
-    assert!(matches!(error, Error::ReadTopology { .. }));
+    assert!(matches!(
+        error,
+        Error::Topology(TopologyError::Unreadable { .. })
+    ));
     assert!(
         error.to_string().contains("topology/no-such-hotel.toml"),
         "{error}"

@@ -11,7 +11,7 @@ mod permissions;
 mod schedules;
 
 use tierline::Topology;
-use tierline::topology::capabilities::Capabilities;
+use tierline::error::TopologyError;
 use tierline::topology::plan::Plan;
 use tierline::topology::problem::Problem;
 
@@ -22,7 +22,7 @@ fn hotel() -> Topology {
 }
 
 fn plan(topology: &Topology, version: &str) -> Result<Plan, tierline::Error> {
-    Plan::new(topology, &Capabilities::of(version.parse()?)?)
+    Plan::new(topology, version.parse()?)
 }
 
 /// A file with one tier, one group and one task, and `change` applied to it.
@@ -42,7 +42,9 @@ concurrency = 4
 /// Every mistake of a file.
 fn problems(result: Result<Topology, tierline::Error>) -> Vec<Problem> {
     match result {
-        Err(tierline::Error::InvalidTopology(invalid)) => invalid.problems().to_vec(),
+        Err(tierline::Error::Topology(TopologyError::Invalid(invalid))) => {
+            invalid.problems().to_vec()
+        }
         other => panic!("expected mistakes, got {other:?}"),
     }
 }

@@ -1,6 +1,7 @@
 //! Middleware around the handlers of a worker.
 
 use serde::{Deserialize, Serialize};
+use tierline::error::WorkerError;
 use tierline::message::DeadReason;
 use tierline::task::{Attempt, Next};
 use tierline::{Error, Outcome, Registry, Task, Tierline, Topology};
@@ -87,7 +88,10 @@ async fn an_app_whose_middleware_is_for_an_unknown_group_or_task_does_not_connec
     let task = builder().task_middleware("hotel.unlok", check_tenant);
     for (builder, meant) in [(group, "slow"), (task, "hotel.unlock")] {
         let error = builder.connect().await.unwrap_err();
-        assert!(matches!(error, Error::MiddlewareWithoutTarget { .. }));
+        assert!(matches!(
+            error,
+            Error::Worker(WorkerError::MiddlewareWithoutTarget { .. })
+        ));
         let text = error.to_string();
         assert!(text.contains(&format!("did you mean {meant:?}?")), "{text}");
     }

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-use super::tier::QueueType;
 use crate::Error;
+use crate::error::BrokerError;
 
 /// The oldest RabbitMQ that tierline runs on.
 pub const MINIMUM_VERSION: Version = Version::new(3, 10, 0);
@@ -20,7 +20,7 @@ pub const QUORUM_PRIORITIES_SINCE: Version = Version::new(4, 3, 0);
 /// A version of RabbitMQ. Pre-releases and packagers' suffixes count as their release.
 ///
 /// ```
-/// # use tierline::topology::capabilities::Version;
+/// # use tierline::topology::Version;
 /// let version: Version = "4.3.0-rc.1".parse()?;
 /// assert_eq!(version, Version::new(4, 3, 0));
 /// assert!("3.10.8".parse::<Version>()? < version);
@@ -49,8 +49,10 @@ impl FromStr for Version {
 
     /// Parses the version that a broker reports, such as `3.10.8`, `4.3.0-rc.1` or `4.0.5+debian`.
     fn from_str(reported: &str) -> Result<Self, Error> {
-        let unknown = || Error::UnknownBrokerVersion {
-            reported: reported.chars().take(60).collect(),
+        let unknown = || {
+            Error::Broker(BrokerError::UnknownVersion {
+                reported: reported.chars().take(60).collect(),
+            })
         };
         let release = reported
             .trim()
@@ -84,97 +86,41 @@ impl Serialize for Version {
     }
 }
 
-/// The features and limits of one version of RabbitMQ. A version newer than all known ones counts as
-/// the newest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// The version that all of this follows from.
-    pub version: Version,
-    /// Whether quorum queues order strictly by priority (4.3). Else a tier with priorities must be
-    /// classic.
-    pub quorum_priorities: bool,
+/// What differs between versions. A version newer than all known ones counts as the newest.
+impl Version {
+    /// This version, if tierline runs on it.
+    ///
+    /// # Errors
+    /// [`BrokerError::UnsupportedVersion`] before [`MINIMUM_VERSION`].
+    pub(crate) fn supported(self) -> Result<Self, Error> {
+        match self < MINIMUM_VERSION {
+            true => Err(Error::Broker(BrokerError::UnsupportedVersion {
+                version: self,
+            })),
+            false => Ok(self),
+        }
+    }
+
+    /// Whether quorum queues order strictly by priority. Else a tier with priorities must be classic.
+    pub(crate) fn has_quorum_priorities(self) -> bool {
+        self >= QUORUM_PRIORITIES_SINCE
+    }
+
     /// The highest priority to publish to a quorum queue with, the delay levels included. Before
     /// 4.0 priority is ignored there, so any (255). 4.0 to 4.2: 4, because a waiting message above
     /// it stops the expiry of older ones. 4.3: 31.
-    pub highest_quorum_priority: u8,
-    /// After how many deliveries a quorum queue without a limit of its own gives a message up.
-    /// `None`: never (before 4.0). All ours have a limit of their own.
-    pub default_delivery_limit: Option<u32>,
-    /// Whether a `nack` with requeue counts against the delivery limit (before 4.3).
-    pub nack_counts_as_delivery: bool,
-    /// Whether `x-death` headers sent by a client are believed (before 4.0). Then a republished
-    /// message that carries them may be taken for a cycle and dropped: strip them.
-    pub believes_clients_death_headers: bool,
-    /// Whether a dead-lettered message says why it died last, `x-last-death-reason` (4.0).
-    pub reports_last_death: bool,
-    /// The largest message in bytes, unless the broker is set up otherwise.
-    pub default_max_message_size: u64,
-}
-
-/// How the broker handles a delivery that is not acknowledged within its timeout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AckTimeout {
-    /// It closes the channel, with every consumer on it.
-    ClosesChannel,
-    /// It cancels the one consumer.
-    CancelsConsumer,
-    /// It waits for ever.
-    None,
-}
-
-impl Capabilities {
-    /// The capabilities of a broker of `version`.
-    ///
-    /// # Errors
-    /// [`Error::UnsupportedBroker`] before [`MINIMUM_VERSION`].
-    pub fn of(version: Version) -> Result<Self, Error> {
-        if version < MINIMUM_VERSION {
-            return Err(Error::UnsupportedBroker { version });
-        }
-        let since_4_0 = version >= Version::new(4, 0, 0);
-        let quorum_priorities = version >= QUORUM_PRIORITIES_SINCE;
-        Ok(Self {
-            version,
-            quorum_priorities,
-            highest_quorum_priority: match (since_4_0, quorum_priorities) {
-                (_, true) => 31,
-                (true, false) => 4,
-                (false, false) => u8::MAX,
-            },
-            default_delivery_limit: since_4_0.then_some(20),
-            nack_counts_as_delivery: version < Version::new(4, 3, 0),
-            believes_clients_death_headers: !since_4_0,
-            reports_last_death: since_4_0,
-            default_max_message_size: if since_4_0 { 16 << 20 } else { 128 << 20 },
-        })
-    }
-
-    /// How the broker handles a late acknowledgement on a queue of that type.
-    pub fn ack_timeout(&self, queue: QueueType) -> AckTimeout {
-        if self.version < Version::new(4, 3, 0) {
-            return AckTimeout::ClosesChannel;
-        }
-        match queue {
-            QueueType::Quorum => AckTimeout::CancelsConsumer,
-            QueueType::Classic => AckTimeout::None,
+    pub(crate) fn highest_quorum_priority(self) -> u8 {
+        match self {
+            _ if self.has_quorum_priorities() => 31,
+            _ if self >= Version::new(4, 0, 0) => 4,
+            _ => u8::MAX,
         }
     }
 
-    /// Whether a queue of that type may set its own ack timeout, `x-consumer-timeout`.
-    pub fn takes_consumer_timeout(&self, queue: QueueType) -> bool {
-        let since_3_12 = self.version >= Version::new(3, 12, 0);
-        match queue {
-            QueueType::Quorum => since_3_12,
-            QueueType::Classic => since_3_12 && self.version < Version::new(4, 3, 0),
-        }
-    }
-
-    /// Warnings for operators of this version, a sentence each.
-    pub fn traps(&self) -> Vec<&'static str> {
-        let before_4_0 = self.version < Version::new(4, 0, 0);
-        let before_4_3 = self.version < Version::new(4, 3, 0);
+    /// What an operator of this version should know, a sentence each.
+    pub(crate) fn traps(self) -> Vec<&'static str> {
+        let before_4_0 = self < Version::new(4, 0, 0);
+        let before_4_3 = self < Version::new(4, 3, 0);
         [
             (before_4_0, "Quorum queues ignore priority: a quorum tier is first in, first out."),
             (before_4_0, "x-death headers sent by a client are believed: a foreign producer that copies them may have its messages dropped as a cycle."),
@@ -195,8 +141,8 @@ impl Capabilities {
 mod tests {
     use super::*;
 
-    fn capabilities(version: &str) -> Capabilities {
-        Capabilities::of(version.parse().unwrap()).unwrap()
+    fn version(version: &str) -> Version {
+        version.parse().unwrap()
     }
 
     #[test]
@@ -231,7 +177,7 @@ mod tests {
         ] {
             let error = junk.parse::<Version>().unwrap_err();
             assert!(
-                matches!(error, Error::UnknownBrokerVersion { .. }),
+                matches!(error, Error::Broker(BrokerError::UnknownVersion { .. })),
                 "{junk}"
             );
         }
@@ -239,19 +185,18 @@ mod tests {
 
     #[test]
     fn a_broker_before_3_10_is_refused_and_3_10_is_not() {
-        let error = Capabilities::of(Version::new(3, 9, 29))
-            .unwrap_err()
-            .to_string();
+        let old = Version::new(3, 9, 29);
+        let error = old.supported().unwrap_err().to_string();
         assert!(
             error.contains("3.9.29") && error.contains("3.10.0 or newer"),
             "{error}"
         );
-        assert!(Capabilities::of(Version::new(3, 10, 0)).is_ok());
+        assert!(Version::new(3, 10, 0).supported().is_ok());
     }
 
     #[test]
     fn priorities_in_quorum_queues_follow_the_version() {
-        for (version, strict, highest) in [
+        for (reported, strict, highest) in [
             ("3.10.8", false, 255),
             ("3.13.7", false, 255),
             ("4.0.0-rc.1", false, 4),
@@ -259,37 +204,16 @@ mod tests {
             ("4.3.0-rc.1", true, 31),
             ("5.0.0", true, 31),
         ] {
-            let capabilities = capabilities(version);
-            assert_eq!(capabilities.quorum_priorities, strict, "{version}");
-            assert_eq!(capabilities.highest_quorum_priority, highest, "{version}");
+            let version = version(reported);
+            assert_eq!(version.has_quorum_priorities(), strict, "{reported}");
+            assert_eq!(version.highest_quorum_priority(), highest, "{reported}");
         }
     }
 
     #[test]
-    fn a_late_acknowledgement_costs_what_the_version_says() {
-        use QueueType::{Classic, Quorum};
-        assert_eq!(
-            capabilities("4.2.0").ack_timeout(Quorum),
-            AckTimeout::ClosesChannel
-        );
-        assert_eq!(
-            capabilities("4.2.0").ack_timeout(Classic),
-            AckTimeout::ClosesChannel
-        );
-        assert_eq!(
-            capabilities("4.3.0").ack_timeout(Quorum),
-            AckTimeout::CancelsConsumer
-        );
-        assert_eq!(capabilities("4.3.0").ack_timeout(Classic), AckTimeout::None);
-        let takes = |version, queue| capabilities(version).takes_consumer_timeout(queue);
-        assert!(!takes("3.11.28", Quorum) && takes("3.12.0", Classic));
-        assert!(takes("4.3.0", Quorum) && !takes("4.3.0", Classic));
-    }
-
-    #[test]
     fn every_version_has_its_traps_and_none_of_the_others() {
-        let trap = |version: &str, words: &str| {
-            capabilities(version)
+        let trap = |reported: &str, words: &str| {
+            version(reported)
                 .traps()
                 .iter()
                 .any(|trap| trap.contains(words))
@@ -301,7 +225,7 @@ mod tests {
             ("no ack timeout", [false, false, true]),
         ] {
             assert_eq!(
-                ["3.10.8", "4.0.5", "4.3.6"].map(|version| trap(version, words)),
+                ["3.10.8", "4.0.5", "4.3.6"].map(|reported| trap(reported, words)),
                 on,
                 "{words}"
             );

@@ -1,0 +1,186 @@
+use std::time::Duration;
+
+use crate::error::ErrorKind;
+use crate::task::TaskId;
+
+/// Why a task was not published. Whether it is stored all the same: [`stored`](PublishError::stored).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// A task was published that the map does not have.
+    #[error(
+        "cannot publish task `{task}`: it is not mapped to a tier; add it to [tasks] in the map"
+    )]
+    UnmappedTask {
+        /// The task's name.
+        task: String,
+    },
+
+    /// A payload has no JSON form, for example a map whose keys are not text.
+    #[error(
+        "cannot encode the payload of task `{task}` as JSON: a value in it has no JSON form; change its type"
+    )]
+    PayloadNotEncodable {
+        /// The task's name.
+        task: &'static str,
+        /// What the encoder says.
+        #[source]
+        cause: serde_json::Error,
+    },
+
+    /// A payload is larger than the broker takes. Nothing was sent.
+    #[error(
+        "the payload of task `{task}` has {size} bytes, and the broker takes {limit}; store it elsewhere and publish where it is"
+    )]
+    TooLarge {
+        /// The task's name.
+        task: Box<str>,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes, `max_message_size` of the map.
+        limit: u64,
+    },
+
+    /// The headers do not fit into the one frame that they must fit into. Nothing was sent.
+    #[error(
+        "the headers of task `{task}` have {size} bytes, and may have {limit}; put large values into the payload"
+    )]
+    HeadersTooLarge {
+        /// The task's name.
+        task: Box<str>,
+        /// Their size in bytes, as they are encoded.
+        size: u64,
+        /// The limit in bytes, [`MAX_HEADERS`](crate::message::wire::MAX_HEADERS).
+        limit: u64,
+    },
+
+    /// An identifier or a header cannot be carried. Nothing was sent.
+    #[error("cannot publish task `{task}`: {problem}")]
+    InvalidMessage {
+        /// The task's name.
+        task: Box<str>,
+        /// What is wrong.
+        problem: Box<str>,
+    },
+
+    /// A priority was given that the tier does not have. Nothing was sent.
+    #[error("cannot publish task `{task}` with priority {priority}: {}", highest_priority(*highest))]
+    InvalidPriority {
+        /// The task's name.
+        task: Box<str>,
+        /// The priority that was given.
+        priority: u8,
+        /// The tier's highest; `None`: it has no priorities.
+        highest: Option<u8>,
+    },
+
+    /// A message was to be delayed in the broker for longer than its ladders reach.
+    #[error(
+        "a delay of {} is above the {} that the broker holds; keep it in a table of your own, and \
+         publish it when it is due",
+        humantime::format_duration(*delay), humantime::format_duration(*longest)
+    )]
+    DelayTooLong {
+        /// The delay that was asked for.
+        delay: Duration,
+        /// The longest delay there is: [`MAX_DELAY`](crate::topology::delay::MAX_DELAY).
+        longest: Duration,
+    },
+
+    /// The broker has no queue for the message: it was not stored.
+    #[error("task {id} was not stored: no queue is bound for {queue}; apply the topology")]
+    Unroutable {
+        /// The task's identifier.
+        id: TaskId,
+        /// The queue that should be there.
+        queue: Box<str>,
+    },
+
+    /// The broker refused the message until the deadline: its queue is full or not available.
+    #[error("task {id} was not stored: the broker refused it; is the tier's queue full?")]
+    Refused {
+        /// The task's identifier.
+        id: TaskId,
+    },
+
+    /// The broker took nothing until the deadline, because it is short of memory or disk. If the
+    /// alarm came while the message was on its way, it may be stored later: publish it again with
+    /// the same id.
+    #[error(
+        "task {id} was not confirmed: the broker has a memory or disk alarm; free some, and publish it again with the same id"
+    )]
+    Blocked {
+        /// The task's identifier.
+        id: TaskId,
+    },
+
+    /// There was no connection to the broker until the deadline: the message was not sent.
+    #[error("task {id} was not sent: {cause}")]
+    NotConnected {
+        /// The task's identifier.
+        id: TaskId,
+        /// Why there is no connection.
+        cause: Box<str>,
+    },
+
+    /// The message was sent, and the confirm did not come: it may be stored or not.
+    #[error("task {id} may or may not be stored: {cause}; publish it again with the same id")]
+    Unconfirmed {
+        /// The task's identifier.
+        id: TaskId,
+        /// What happened.
+        cause: Box<str>,
+    },
+}
+
+/// Whether a task whose publishing ended with an error is stored by the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stored {
+    /// It is not, and will not be: nobody runs it unless it is published again.
+    No,
+    /// It may be stored, now or a little later: publish it again with the same id, so that a handler can tell.
+    Maybe,
+}
+
+impl PublishError {
+    /// Whether the task is stored all the same.
+    pub fn stored(&self) -> Stored {
+        match self {
+            PublishError::Blocked { .. } | PublishError::Unconfirmed { .. } => Stored::Maybe,
+            PublishError::UnmappedTask { .. }
+            | PublishError::PayloadNotEncodable { .. }
+            | PublishError::TooLarge { .. }
+            | PublishError::HeadersTooLarge { .. }
+            | PublishError::InvalidMessage { .. }
+            | PublishError::InvalidPriority { .. }
+            | PublishError::DelayTooLong { .. }
+            | PublishError::Unroutable { .. }
+            | PublishError::Refused { .. }
+            | PublishError::NotConnected { .. } => Stored::No,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            PublishError::UnmappedTask { .. } => ErrorKind::NotFound,
+            PublishError::PayloadNotEncodable { .. }
+            | PublishError::TooLarge { .. }
+            | PublishError::HeadersTooLarge { .. }
+            | PublishError::InvalidMessage { .. }
+            | PublishError::InvalidPriority { .. }
+            | PublishError::DelayTooLong { .. } => ErrorKind::Invalid,
+            PublishError::Unroutable { .. } => ErrorKind::Mismatch,
+            PublishError::Refused { .. } | PublishError::Blocked { .. } => ErrorKind::Overloaded,
+            PublishError::NotConnected { .. } | PublishError::Unconfirmed { .. } => {
+                ErrorKind::Connection
+            }
+        }
+    }
+}
+
+fn highest_priority(highest: Option<u8>) -> String {
+    match highest {
+        Some(highest) => format!("its tier takes 0 to {highest}"),
+        None => "its tier has no priorities; set max_priority for it in the map".to_owned(),
+    }
+}

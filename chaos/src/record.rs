@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::report::Report;
 
 const HEAD: &str = "\
-# Chaos: what was run on what
+# Chaos runs
 
 Written by `cargo xtask chaos --record`: a row for each run, in place of an earlier one of the same
 broker, nodes, seed and length. Times depend on the machine and on what else it does.

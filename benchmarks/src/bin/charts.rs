@@ -26,7 +26,7 @@ async fn main() -> Result<()> {
     fs::create_dir_all(&charts)?;
     let report = Report::read(&folder(), "peers")?;
     let mut page = format!(
-        "# Beside the peers\n\nMade by `cargo xtask bench --peers` from what it measured: {}.\n{HOW}",
+        "# Comparison with other frameworks\n\nMade by `cargo xtask bench --peers` from what it measured: {}.\n{HOW}",
         Surroundings::here().await?
     );
     for chart in report.sections().iter().filter_map(Chart::of) {

@@ -156,7 +156,7 @@ async fn drain(report: &mut Report, contenders: &Contenders) -> Result<()> {
     }
     for own in [tierline, quorum] {
         // Does not hold on a classic queue of RabbitMQ 3.10, which drains messages with more than 64 bytes
-        // of properties at two speeds (ARCHITECTURE.md): ours have more, theirs less. Unless it needs
+        // of properties at two speeds (docs/facts.md): ours have more, theirs less. Unless it needs
         // priorities a tier should be a quorum queue, says the guide.
         ahead(report, &measured, own, &contenders.apalis, 1.0);
     }

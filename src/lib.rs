@@ -25,10 +25,12 @@
 
 pub mod guide;
 
-mod backoff;
 pub mod error;
 mod random;
 mod secret;
+
+mod backoff;
+
 pub mod topology;
 
 pub mod task;

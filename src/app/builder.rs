@@ -63,7 +63,7 @@ enum Postgres {
     Pool(sqlx::PgPool),
 }
 
-/// Two: what one loses is mended while the other goes on.
+/// Two: while one is made again, the other goes on.
 const PUBLISH_CONNECTIONS: usize = 2;
 
 impl Builder {

@@ -1,4 +1,4 @@
-//! The app: the only place where the rooms are wired together.
+//! The app: the only place where the modules are wired together.
 
 mod builder;
 

@@ -3,7 +3,8 @@
 //! When a process dies, the broker redelivers everything it held, so the redelivered flag does not say
 //! which task killed it. A task that was held by two processes that died therefore runs from its group's
 //! quarantine, where a process takes one task at a time, and only while it holds no other suspect. If the process
-//! dies then, that task did it. All other tasks run beside it as ever.
+//! dies then, that task most likely did it. All other tasks run beside it as ever: one that was never suspected may
+//! also be the killer, which is why one death condemns no task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

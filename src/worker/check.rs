@@ -8,7 +8,7 @@ use crate::topology::Topology;
 /// The groups to serve, each once and in the order given.
 ///
 /// # Errors
-/// [`WorkerError::UnknownGroup`]; [`WorkerError::LimitsTooLong`] where a message could wait in hand, and then
+/// [`WorkerError::UnknownGroup`]; [`WorkerError::LimitsTooLong`] where a message could wait prefetched, and then
 /// run, for longer than the broker waits for its acknowledgement.
 pub(super) fn check(
     topology: &Topology,

@@ -1,4 +1,4 @@
-//! The face of the room: which groups a process serves, and how it ends.
+//! The worker that an app starts: which groups it serves, and how it ends.
 
 use std::fmt;
 use std::future::{Future, IntoFuture, pending};

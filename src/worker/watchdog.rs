@@ -25,7 +25,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// come would end it in the ordinary way.
 const HUNG_MARGIN: Duration = Duration::from_millis(500);
 /// How long the runtime may show no sign of life while a handler is past its limit.
-const DEAF_AFTER: Duration = Duration::from_secs(3);
+const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// How often the runtime shows a sign of life.
 const BEAT_EVERY: Duration = Duration::from_millis(500);
 
@@ -139,7 +139,7 @@ impl Watchdog {
         }
         let last_beat = self.last_beat.load(Ordering::Acquire);
         let silent = Duration::from_millis(now.saturating_sub(last_beat));
-        if is_any_hung && silent > DEAF_AFTER {
+        if is_any_hung && silent > SILENT_AFTER {
             self.report_hang(silent);
             if self.may_abort {
                 for watch in watches {
@@ -149,7 +149,7 @@ impl Watchdog {
                 }
                 std::process::abort();
             }
-        } else if silent <= DEAF_AFTER {
+        } else if silent <= SILENT_AFTER {
             self.is_hang_reported.store(false, Ordering::Relaxed);
         }
     }

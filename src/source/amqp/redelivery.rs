@@ -1,12 +1,12 @@
-//! What a process remembers of a tier's deliveries, to tell why one comes again.
+//! What a process remembers of a tier's deliveries, to tell why the broker delivers one again.
 //!
-//! The broker marks as redelivered whatever was handed out before: the task whose worker died, and
-//! also its prefetched neighbours, everything given back at a shutdown, and after a restart of the
-//! broker whole queues. A task is a suspect only where nothing that this process knows explains it.
+//! The broker marks everything as redelivered that it delivered before: the task whose worker died, its
+//! prefetched neighbours, everything that a consumer returned, and whole queues after the broker restarted. A task is
+//! a suspect only if nothing that this process knows explains its redelivery.
 //!
-//! All of it is counted: of two equal messages, one that is done explains one redelivery. A message
-//! without an id is never known again. Only how many of them this process lost lately is known, and as
-//! many are no suspects.
+//! The history counts: of two equal messages, one that is done explains one redelivery. A message without an id
+//! is never recognised. The history only counts how many of them this process lost lately, and as many redeliveries are
+//! explained.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -55,7 +55,7 @@ pub(super) struct RedeliveryHistory {
     ended: VecDeque<(Instant, Option<Key>)>,
     /// Ended, and not acknowledged as far as is known: the channel was lost.
     done: Notes,
-    /// When this process last lost a channel. Who was enqueued before may have come back for that.
+    /// When this process last lost a channel. A message that was enqueued before may be redelivered for that.
     lost_at: Option<SystemTime>,
     redelivered_in_a_row: usize,
 }

@@ -16,9 +16,9 @@ use crate::amqp::{Connection, apply};
 use crate::backoff::Backoff;
 use crate::topology::plan::Plan;
 
-/// How long a queue is left alone that was perhaps deleted. While the deletion of a quorum queue is
-/// under way, who declares it again may get a shell that neither cancels its consumers nor feeds them
-/// (RabbitMQ 3.10), and who consumes from it loses the whole connection (4.3).
+/// The pause before a queue that was perhaps deleted is declared or consumed from again. A quorum queue that is
+/// declared while its deletion is under way neither cancels its consumers nor delivers to them (RabbitMQ 3.10), and a
+/// consumer on it costs the whole connection (4.3).
 pub(super) const AFTER_A_LOSS: Duration = Duration::from_millis(300);
 /// The first pause after a consumer that cost its own connection, or got no answer on it. It doubles each
 /// time.

@@ -67,7 +67,7 @@ pub(super) struct QueueState {
 }
 
 impl Subscription {
-    /// Begins to consume, with at most as many messages in hand as the source's window is wide. `own` is
+    /// Begins to consume, with the target's window as its prefetch. `own` is
     /// the connection, where no other tier uses it.
     pub(super) async fn begin(
         connection: &Arc<Connection>,
@@ -154,7 +154,7 @@ impl Subscription {
         self.connection.upgrade().is_some_and(|it| it.is_open())
     }
 
-    /// How many messages the broker takes to be in hand.
+    /// How many deliveries the broker waits for.
     pub(super) fn unsettled(&self) -> usize {
         self.acks.unsettled()
     }

@@ -86,8 +86,8 @@ impl ConsumerSettings {
 
     /// Counts a crash, before anything else is done with the message.
     ///
-    /// While the broker stores nothing, a message that was never counted is run without: a broker with a memory
-    /// alarm takes no messages until its queues are worked off.
+    /// While the broker stores nothing, a message that was never counted goes back and runs when it is delivered
+    /// again: a broker with a memory alarm takes no messages until its queues are worked off.
     pub(super) async fn count_crash(&self, origin: &Origin, received: &Received) -> Stored {
         let Ok(message) = &received.message else {
             return self.store(origin, received, unreadable(received)).await;

@@ -71,7 +71,10 @@ async fn a_pool_that_cannot_serve_is_refused_with_what_it_needs() {
     let (here, elsewhere) = tokio::join!(vhost(), vhost());
     let small = connect(here.amqp_url(), &pool(here.amqp_url(), 1)).await;
     let error = small.unwrap_err();
-    assert!(matches!(error, Error::Broker(BrokerError::InvalidPool { .. })), "{error:?}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::InvalidPool { .. })),
+        "{error:?}"
+    );
     assert!(
         error.to_string().contains("set its max_size to 2"),
         "{error}"
@@ -79,7 +82,10 @@ async fn a_pool_that_cannot_serve_is_refused_with_what_it_needs() {
 
     let astray = connect(here.amqp_url(), &pool(elsewhere.amqp_url(), 2)).await;
     let error = astray.unwrap_err();
-    assert!(matches!(error, Error::Broker(BrokerError::InvalidPool { .. })), "{error:?}");
+    assert!(
+        matches!(error, Error::Broker(BrokerError::InvalidPool { .. })),
+        "{error:?}"
+    );
     assert!(error.to_string().contains(elsewhere.name()), "{error}");
 }
 

@@ -88,7 +88,7 @@ async fn a_changed_argument_is_shown_with_a_way_out_and_nothing_is_touched() {
         "the broker has",
         "generation = 2 in [tiers.critical]",
         "nothing was deleted",
-        "107 queues",
+        "111 queues",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
@@ -150,7 +150,7 @@ async fn everything_that_does_not_differ_is_declared() {
         mismatch.applied.bindings,
         plan(&connection, &hotel()).bindings.len()
     );
-    assert_eq!(vhost.queue_names().await.unwrap().len(), 108);
+    assert_eq!(vhost.queue_names().await.unwrap().len(), 112);
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn many_apply_at_once_and_all_are_told_of_the_same_mismatch() {
         };
         assert_eq!(mismatch.differences.len(), 1, "{error}");
     }
-    assert_eq!(vhost.queue_names().await.unwrap().len(), 108);
+    assert_eq!(vhost.queue_names().await.unwrap().len(), 112);
 }
 
 #[tokio::test]

@@ -148,7 +148,7 @@ impl Collector {
     /// Runs until `shutdown` completes. A batch that is being written then has five seconds to finish.
     ///
     /// # Errors
-    /// [`Error::InvalidDuration`] and [`Error::UnknownTier`] where a setting cannot be used, before anything is
+    /// [`Error::InvalidDuration`] and [`DeadLetterError::UnknownTier`] where a setting cannot be used, before anything is
     /// begun. Broker and database may come and go meanwhile.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         self.check()?;

@@ -7,7 +7,7 @@
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
-//! | [middleware](middleware) | What do many handlers have in common? |
+//! | [middleware] | What do many handlers have in common? |
 //! | [handlers that hang](handlers_that_hang) | What if a handler never yields? |
 //! | [deploying a new task](deploying_a_new_task) | In which order do I roll out? |
 //! | [changing a topology](changing_a_topology) | What can I change, and how? |
@@ -15,7 +15,7 @@
 //! | [crashes and poison](crashes_and_poison) | A task kills its worker. What now? |
 //! | [running on a cluster](running_on_a_cluster) | What if a node dies? |
 //! | [coming from Celery](coming_from_celery) | What is this called here? |
-//! | [guarantees](guarantees) | What is guaranteed, and what is not? |
+//! | [guarantees] | What is guaranteed, and what is not? |
 //! | [how it compares](how_it_compares) | What do other frameworks do? |
 
 #[doc = include_str!("your_first_task.md")]

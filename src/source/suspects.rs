@@ -44,8 +44,7 @@ impl Suspects {
         Held(self.clone())
     }
 
-    /// The right to take a task from quarantine, once this process holds no other suspect. `None` never
-    /// happens unless the process ends.
+    /// The right to take a task from quarantine, once this process runs no other suspect.
     pub(crate) async fn none_held(&self) -> Option<OwnedSemaphorePermit> {
         let permit = self.quarantine.clone().acquire_owned().await.ok()?;
         loop {

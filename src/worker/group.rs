@@ -33,8 +33,11 @@ pub(super) struct Group {
     order: Order,
     tiers: usize,
     sources: Vec<Box<dyn Source>>,
-    /// What is in a slot: a handler that runs, or a delivery whose successor is being stored.
+    /// Deliveries that were taken: each has a handler that runs, or its successor is being stored.
     running: HashMap<JobKey, Job>,
+    /// How many slots have a handler. Storing takes no slot: while the broker is slow to store what follows in a
+    /// lower tier, a higher one goes on.
+    handlers: usize,
     sender: mpsc::UnboundedSender<JobEvent>,
     events: mpsc::UnboundedReceiver<JobEvent>,
     phase: watch::Receiver<Phase>,
@@ -70,6 +73,7 @@ impl Group {
             tiers: group.tiers.len(),
             sources: amqp::sources(&shared.settings, group),
             running: HashMap::new(),
+            handlers: 0,
             sender,
             events,
             phase_changed: phase_changed(phase.clone()),
@@ -148,6 +152,7 @@ impl Group {
         if !matches!(self.running.get(&key), Some(Job::Handler(_))) {
             return;
         }
+        self.handlers -= 1;
         let (source, handle) = key;
         match next {
             Next::Done => drop(self.running.remove(&key)),
@@ -160,9 +165,9 @@ impl Group {
     /// changed since it was polled.
     fn assign_slots(&mut self, cx: &mut Context<'_>) -> (Option<Instant>, bool) {
         let mut wake_at: Option<Instant> = None;
-        while self.running.len() < self.slots {
+        while self.handlers < self.slots {
             self.ask_supplies();
-            let free = self.slots - self.running.len();
+            let free = self.slots - self.handlers;
             match self.order.next(free, &self.supplies) {
                 Choice::Take(tier) => {
                     if !self.take(tier) {
@@ -222,6 +227,7 @@ impl Group {
             let key = (index, handle);
             let handler = job::start(self.shared.clone(), received, key, self.sender.clone());
             self.running.insert(key, Job::Handler(handler));
+            self.handlers += 1;
             return true;
         }
         false

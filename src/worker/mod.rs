@@ -2,7 +2,7 @@
 //!
 //! Read in this order: `serve` is the public face, `check` refuses what cannot work, `group` is a pool of slots,
 //! `order` decides which tier is next, `job` is one delivery in a slot, and `watchdog` reports handlers that hang.
-//! Deliveries come from [`source`](crate::source), and `execute` runs them.
+//! Deliveries come from the module `source`, and `execute` runs them.
 
 mod check;
 pub(crate) mod error;

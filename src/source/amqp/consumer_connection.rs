@@ -17,7 +17,7 @@ use crate::observe::{Event, Purpose};
 
 /// How often to look whether the connection is open. No consumer may be on it that ends with it.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// How long a source's report of a lost connection may wait for others. Some are written in vain.
+/// How many reports of a lost connection are kept. One is enough; more say the same.
 const REPORTS: usize = 8;
 
 /// A connection that is kept up until the last clone is dropped.

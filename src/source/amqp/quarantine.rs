@@ -30,6 +30,8 @@ use crate::topology;
 
 /// How often to look into an empty quarantine.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// A quorum queue does not come back from a crash with all its messages marked as redelivered.
+const NO_MASS: usize = usize::MAX;
 /// How long the broker may take to answer.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long a message waits for a slot before it goes to the back of the quarantine. A message of a higher tier
@@ -37,6 +39,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) struct Quarantine {
+    settings: Arc<ConsumerSettings>,
+    group: topology::Group,
     offers: mpsc::Receiver<Offer>,
     /// The message that waits for a slot.
     offer: Option<Offer>,
@@ -44,7 +48,8 @@ pub(super) struct Quarantine {
     running: Option<(Handle, oneshot::Sender<Next>)>,
     next_handle: Handle,
     settled: mpsc::Receiver<()>,
-    is_settling: bool,
+    /// The delivery whose successor is being stored.
+    settling: Option<Handle>,
     draining: CancellationToken,
     taker: AbortOnDropHandle<()>,
     has_taker_ended: bool,
@@ -55,7 +60,7 @@ pub(super) struct Quarantine {
 struct Offer {
     tier: usize,
     received: Arc<Received>,
-    /// Sent when it begins; the sender in it is sent what follows.
+    /// Sent when it begins; what follows comes on the receiver in it.
     begin: oneshot::Sender<oneshot::Receiver<Next>>,
 }
 
@@ -65,33 +70,63 @@ impl Quarantine {
         group: &topology::Group,
         connection: ConsumerConnection,
     ) -> Self {
-        let (offer, offers) = mpsc::channel(1);
-        let (settle, settled) = mpsc::channel(1);
         let draining = CancellationToken::new();
-        let taker = Taker {
+        let (taker, offers, settled) = start(settings, group, &connection, &draining);
+        Self {
             settings: settings.clone(),
             group: group.clone(),
-            queue: settings.topology.names().quarantine(&group.name),
-            connection: connection.clone(),
-            history: RedeliveryHistory::new(1),
-            has_had_channel: false,
-            draining: draining.clone(),
-            offer,
-            settled: settle,
-        };
-        Self {
             offers,
             offer: None,
             running: None,
             next_handle: 0,
             settled,
-            is_settling: false,
+            settling: None,
             draining,
-            taker: AbortOnDropHandle::new(tokio::spawn(taker.run())),
+            taker,
             has_taker_ended: false,
             connection,
         }
     }
+
+    /// Starts the taker again after it failed. The channels of the old one are gone, and so is its delivery.
+    fn restart_taker(&mut self) {
+        let (settings, group) = (&self.settings, &self.group);
+        let (taker, offers, settled) = start(settings, group, &self.connection, &self.draining);
+        self.taker = taker;
+        self.offers = offers;
+        self.offer = None;
+        self.settled = settled;
+        self.has_taker_ended = false;
+    }
+}
+
+type Started = (
+    AbortOnDropHandle<()>,
+    mpsc::Receiver<Offer>,
+    mpsc::Receiver<()>,
+);
+
+fn start(
+    settings: &Arc<ConsumerSettings>,
+    group: &topology::Group,
+    connection: &ConsumerConnection,
+    draining: &CancellationToken,
+) -> Started {
+    let (offer, offers) = mpsc::channel(1);
+    let (settle, settled) = mpsc::channel(1);
+    let taker = Taker {
+        settings: settings.clone(),
+        group: group.clone(),
+        queue: settings.topology.names().quarantine(&group.name),
+        connection: connection.clone(),
+        history: RedeliveryHistory::new(NO_MASS),
+        has_had_channel: false,
+        draining: draining.clone(),
+        offer,
+        settled: settle,
+    };
+    let taker = AbortOnDropHandle::new(tokio::spawn(taker.run()));
+    (taker, offers, settled)
 }
 
 impl Source for Quarantine {
@@ -100,14 +135,25 @@ impl Source for Quarantine {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
-        if self.is_settling
-            && let Poll::Ready(Some(())) = self.settled.poll_recv(cx)
-        {
-            self.is_settling = false;
-            return Poll::Ready(self.next_handle - 1);
-        }
-        if self.draining.is_cancelled() && !self.has_taker_ended {
+        if !self.has_taker_ended {
             self.has_taker_ended = Pin::new(&mut self.taker).poll(cx).is_ready();
+        }
+        if self.has_taker_ended && !self.draining.is_cancelled() {
+            tracing::error!("the task that takes from the quarantine failed, it starts again");
+            self.restart_taker();
+            if let Some(handle) = self.settling.take() {
+                // The broker takes its message back.
+                cx.waker().wake_by_ref();
+                return Poll::Ready(handle);
+            }
+        }
+        let is_settled = match self.settling {
+            // Without a taker nothing more follows: the broker takes the message back.
+            Some(_) => self.has_taker_ended || self.settled.poll_recv(cx).is_ready(),
+            None => false,
+        };
+        if let Some(handle) = self.settling.take_if(|_| is_settled) {
+            return Poll::Ready(handle);
         }
         loop {
             if let Some(offer) = &mut self.offer
@@ -154,7 +200,8 @@ impl Source for Quarantine {
 
     fn settle(&mut self, handle: Handle, next: Next) {
         if let Some((_, sender)) = self.running.take_if(|it| it.0 == handle) {
-            self.is_settling = !matches!(next, Next::Done);
+            self.settling = (!matches!(next, Next::Done)).then_some(handle);
+            // Without a receiver the taker has failed: the next poll notices.
             let _ = sender.send(next);
         }
     }
@@ -189,6 +236,14 @@ impl Source for Quarantine {
     }
 }
 
+/// What failed on a channel that is of no use any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failed {
+    Channel,
+    /// The broker refused to give a message.
+    Get,
+}
+
 /// The task that takes messages from the queue.
 struct Taker {
     settings: Arc<ConsumerSettings>,
@@ -208,31 +263,41 @@ impl Taker {
         let mut backoff = Backoff::new();
         let mut channel: Option<(Arc<Connection>, Channel)> = None;
         loop {
-            let suspects = self.settings.suspects.clone();
-            let ready = async {
+            let opening = async {
                 let connection = self.connection.opened().await?;
-                Some((suspects.none_held().await?, connection))
+                let is_current = |it: &(Arc<Connection>, Channel)| {
+                    Arc::ptr_eq(&it.0, &connection) && it.1.status().connected()
+                };
+                if !channel.as_ref().is_some_and(is_current) {
+                    channel = self.open(&connection).await;
+                }
+                Some(connection)
             };
-            let Some(Some((_permit, connection))) = draining.run_until_cancelled(ready).await
-            else {
+            let Some(Some(connection)) = draining.run_until_cancelled(opening).await else {
                 return;
             };
-            let is_current = |it: &(Arc<Connection>, Channel)| {
-                Arc::ptr_eq(&it.0, &connection) && it.1.status().connected()
-            };
-            if !channel.as_ref().is_some_and(is_current) {
-                channel = self.open(&connection).await;
-            }
             let taken = match &channel {
-                Some((_, channel)) => self.take(&connection, channel).await,
-                None => Err(()),
+                Some((_, channel)) => {
+                    let suspects = self.settings.suspects.clone();
+                    let Some(permit) = draining.run_until_cancelled(suspects.none_held()).await
+                    else {
+                        return;
+                    };
+                    let taken = self.take(&connection, channel).await;
+                    drop(permit);
+                    taken
+                }
+                None => Err(Failed::Channel),
             };
-            drop(_permit);
             let pause = match taken {
                 Ok(true) => continue,
                 Ok(false) => LOOK_EVERY,
-                Err(()) => {
+                Err(failed) => {
                     channel = None;
+                    if failed == Failed::Get && connection.is_open() {
+                        // Most likely the queue does not exist.
+                        self.settings.redeclare().await;
+                    }
                     backoff.next().max(LOOK_EVERY)
                 }
             };
@@ -260,7 +325,7 @@ impl Taker {
     }
 
     /// Takes one message and sees it through. Whether there was one.
-    async fn take(&mut self, connection: &Connection, channel: &Channel) -> Result<bool, ()> {
+    async fn take(&mut self, connection: &Connection, channel: &Channel) -> Result<bool, Failed> {
         let options = BasicGetOptions { no_ack: false };
         let got = timeout(
             LIMIT,
@@ -271,14 +336,10 @@ impl Taker {
             Ok(Ok(message)) => message,
             Ok(Err(error)) => {
                 tracing::warn!(%error, queue = self.queue, "cannot take from the quarantine");
-                if connection.is_open() {
-                    // Most likely the queue does not exist.
-                    self.settings.redeclare().await;
-                }
-                return Err(());
+                return Err(Failed::Get);
             }
             // The answer may still come, and belongs to nobody then.
-            Err(_) => return Err(()),
+            Err(_) => return Err(Failed::Channel),
         };
         let Some(BasicGetMessage { delivery, .. }) = message else {
             return Ok(false);
@@ -303,18 +364,23 @@ impl Taker {
             // The map gives the task to another group today: its workers put it into their quarantine.
             (RedeliveryCause::Explained, None) => {
                 let tier = Origin::Tier(String::new());
-                self.settings.store(&tier, &received, Next::Back).await
+                let stored = self.settings.store(&tier, &received, Next::Back).await;
+                if stored == Stored::No {
+                    sleep(LOOK_EVERY).await;
+                }
+                stored
             }
         };
         let settled = self.settle(channel, tag, stored).await;
-        // If it is delivered again all the same, that is explained.
-        let is_explained = match stored {
-            Stored::Yes => settled.is_err(),
-            Stored::No | Stored::NoQuarantine => true,
-            Stored::NoAndSuspect => false,
-        };
-        if is_explained {
-            self.history.returned(received.key());
+        match stored {
+            // If it is delivered again all the same, it is done.
+            Stored::Yes if settled.is_err() => self.history.ended_unacknowledged(received.key()),
+            Stored::Yes => {}
+            Stored::Copied if settled.is_ok() => {}
+            Stored::Copied | Stored::No | Stored::NoQuarantine => {
+                self.history.returned(received.key());
+            }
+            Stored::NoAndSuspect => {}
         }
         settled
     }
@@ -340,23 +406,25 @@ impl Taker {
 
     /// Offers the message to the group, runs it, and stores what follows.
     async fn offer(&mut self, origin: &Origin, tier: usize, received: &Arc<Received>) -> Stored {
-        let (begin, begun) = oneshot::channel();
+        let (begin, mut begun) = oneshot::channel();
         let offer = Offer {
             tier,
             received: received.clone(),
             begin,
         };
-        let begun = async {
+        let waiting = async {
             self.offer.send(offer).await.ok()?;
-            timeout(LONGEST_WAIT, begun).await.ok()?.ok()
+            timeout(LONGEST_WAIT, &mut begun).await.ok()?.ok()
         };
-        let Some(Some(next)) = self.draining.run_until_cancelled(begun).await else {
+        let begun_in_time = self.draining.run_until_cancelled(waiting).await.flatten();
+        // It may have begun in the moment in which the wait ended.
+        begun.close();
+        let Some(next) = begun_in_time.or_else(|| begun.try_recv().ok()) else {
             return self.settings.store(origin, received, Next::Back).await;
         };
         // Without an answer the group is gone.
         let next = next.await.unwrap_or(Next::Back);
         if matches!(next, Next::Done) {
-            self.history.ended(received.key());
             return Stored::Yes;
         }
         let stored = self.settings.store(origin, received, next).await;
@@ -364,14 +432,21 @@ impl Taker {
         stored
     }
 
-    async fn settle(&mut self, channel: &Channel, tag: u64, stored: Stored) -> Result<bool, ()> {
+    async fn settle(
+        &mut self,
+        channel: &Channel,
+        tag: u64,
+        stored: Stored,
+    ) -> Result<bool, Failed> {
         let back = BasicNackOptions {
             multiple: false,
             requeue: true,
         };
         let settling = async {
             match stored {
-                Stored::Yes => channel.basic_ack(tag, BasicAckOptions::default()).await,
+                Stored::Yes | Stored::Copied => {
+                    channel.basic_ack(tag, BasicAckOptions::default()).await
+                }
                 Stored::No | Stored::NoAndSuspect | Stored::NoQuarantine => {
                     channel.basic_nack(tag, back).await
                 }
@@ -379,7 +454,7 @@ impl Taker {
         };
         match timeout(LIMIT, settling).await {
             Ok(Ok(())) => Ok(true),
-            _ => Err(()),
+            _ => Err(Failed::Channel),
         }
     }
 }

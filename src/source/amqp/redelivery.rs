@@ -27,6 +27,9 @@ const ENDED_MEMORY: usize = 4_096;
 /// message that is done may come again. What comes later may be a new message that is equal, lost by
 /// another process.
 const ENDED_FOR: Duration = Duration::from_secs(60);
+/// How long after its channel was made again a lost connection explains redeliveries. A killer that was enqueued
+/// before the loss must be counted some day.
+const EXCUSED_FOR: Duration = Duration::from_secs(120);
 /// How long the acknowledgement of a message without an id may be under way. Any other message without
 /// an id may be taken for it, also one that kills its process: those that were acknowledged longer ago,
 /// and most likely do not come again, must not stand for it.
@@ -57,6 +60,8 @@ pub(super) struct RedeliveryHistory {
     done: Notes,
     /// When this process last lost a channel. A message that was enqueued before may be redelivered for that.
     lost_at: Option<SystemTime>,
+    /// Until when that explains a redelivery; `None` while there is no channel.
+    excused_until: Option<Instant>,
     redelivered_in_a_row: usize,
 }
 
@@ -69,6 +74,7 @@ impl RedeliveryHistory {
             ended: VecDeque::new(),
             done: Notes::default(),
             lost_at: None,
+            excused_until: None,
             redelivered_in_a_row: 0,
         }
     }
@@ -92,18 +98,29 @@ impl RedeliveryHistory {
         if !was_returned && self.done.take(received) {
             return RedeliveryCause::Done;
         }
-        let is_mass = self.redelivered_in_a_row > self.window * WINDOWS_IN_A_ROW;
+        let longest_row = self.window.saturating_mul(WINDOWS_IN_A_ROW);
+        let is_mass = self.redelivered_in_a_row > longest_row;
         // One that was counted before is excused only by what is known of it alone: it may have killed the
         // worker that held it while this process lost its connection.
         let is_explained = received.crashes() == 0
             && self
                 .lost_at
+                .filter(|_| {
+                    self.excused_until
+                        .is_none_or(|until| Instant::now() <= until)
+                })
                 .zip(received.stated_enqueued_at)
                 .is_some_and(|(lost_at, enqueued_at)| enqueued_at <= lost_at);
         match was_returned || is_mass || is_explained {
             true => RedeliveryCause::Explained,
             false => RedeliveryCause::Unexplained,
         }
+    }
+
+    /// A delivery goes back to the broker although nothing explained it. It comes again at once, which is no sign of
+    /// a broker that restarted.
+    pub(super) fn refused(&mut self) {
+        self.redelivered_in_a_row = self.redelivered_in_a_row.saturating_sub(1);
     }
 
     /// A delivery goes back to the broker, or was lost with its channel. It is to be run.
@@ -152,6 +169,7 @@ impl RedeliveryHistory {
         running_without_id: usize,
     ) {
         self.lost_at = Some(at);
+        self.excused_until = None;
         self.forget_old_without_id();
         for (ended_at, key) in std::mem::take(&mut self.ended) {
             let age = ended_at.elapsed();
@@ -167,6 +185,7 @@ impl RedeliveryHistory {
 
     /// There is a channel again: what was lost comes from now on.
     pub(super) fn subscribed(&mut self) {
+        self.excused_until = Some(Instant::now() + EXCUSED_FOR);
         self.done.renew();
         self.without_id
             .iter_mut()
@@ -384,6 +403,27 @@ mod tests {
             history.cause_of(&delivery(2, 70)),
             RedeliveryCause::Unexplained
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_connection_explains_nothing_long_after_the_channel_was_made_again() {
+        let mut history = RedeliveryHistory::new(8);
+        let at = UNIX_EPOCH + Duration::from_secs(60);
+        history.lost(at, empty(), 0);
+        tokio::time::advance(EXCUSED_FOR * 2).await;
+        history.subscribed();
+        assert_eq!(again(&mut history, 1), RedeliveryCause::Explained);
+        tokio::time::advance(EXCUSED_FOR * 2).await;
+        assert_eq!(again(&mut history, 2), RedeliveryCause::Unexplained);
+    }
+
+    #[tokio::test]
+    async fn a_suspect_that_goes_back_again_and_again_is_not_taken_for_a_restart_of_the_broker() {
+        let mut history = RedeliveryHistory::new(1);
+        for _ in 0..100 {
+            assert_eq!(again(&mut history, 1), RedeliveryCause::Unexplained);
+            history.refused();
+        }
     }
 
     #[tokio::test]

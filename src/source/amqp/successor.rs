@@ -38,8 +38,10 @@ pub(super) enum Origin {
 /// Whether what follows on a delivery is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// The delivery may be acknowledged.
+    /// The delivery may be acknowledged. If it is delivered again all the same, it is done.
     Yes,
+    /// A copy takes its place, which nothing tells from it: the delivery may be acknowledged.
+    Copied,
     /// The delivery must go back.
     No,
     /// The delivery must go back, and its crash is still to be counted.
@@ -59,7 +61,14 @@ impl ConsumerSettings {
                 message: later,
                 after,
                 failure,
-            } => self.store_later(received, *later, after, failure).await,
+            } => {
+                let is_copy = after.is_zero() && failure.is_none();
+                let stored = self.store_later(received, *later, after, failure).await;
+                if stored.is_ok() && is_copy {
+                    return Stored::Copied;
+                }
+                stored
+            }
             Next::Dead {
                 message,
                 reason,
@@ -237,7 +246,7 @@ impl ConsumerSettings {
             Err(error) => Err(error),
         };
         match copied {
-            Ok(()) => Stored::Yes,
+            Ok(()) => Stored::Copied,
             Err(_) => Stored::No,
         }
     }

@@ -36,16 +36,22 @@ impl Queue {
     /// A quorum queue takes back what is under way to a cancelled consumer, and marks it as redelivered. So the
     /// consumer is cancelled when nothing can be under way: its window is full, because nothing is acknowledged
     /// meanwhile, or the queue is empty.
-    pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>) {
+    ///
+    /// Returns whether the broker has just answered the cancel.
+    pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>) -> bool {
         if self.drain.is_none() {
-            return;
+            return false;
         }
         for (handle, _) in std::mem::take(&mut self.prefetched) {
             self.put_back(handle);
         }
         let Some(drain) = &mut self.drain else {
-            return;
+            return false;
         };
+        // A consumer that is being made may have deliveries already: it is cancelled like any other.
+        if matches!(self.consumer, Consumer::Subscribing(_)) && Instant::now() >= drain.cancel_by {
+            self.consumer = Consumer::None;
+        }
         if let Consumer::Subscribed(subscription) = &mut self.consumer
             && !subscription.is_cancelled()
         {
@@ -62,7 +68,9 @@ impl Queue {
             && cancelling.as_mut().poll(cx).is_ready()
         {
             drain.cancelling = None;
+            return true;
         }
+        false
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

@@ -153,7 +153,6 @@ impl Queue {
         self.next_handle += 1;
         let crashes = received.crashes();
         let is_unexplained = cause == RedeliveryCause::Unexplained;
-        let is_suspect = is_unexplained || crashes > 0;
         let received = Arc::new(received);
         let unsettled = Unsettled {
             generation: self.generation,
@@ -161,7 +160,7 @@ impl Queue {
             received: received.clone(),
             is_taken: false,
             storing: None,
-            _suspect: is_suspect.then(|| self.settings.suspects.hold()),
+            suspect: None,
         };
         self.unsettled.insert(handle, unsettled);
         let (settings, origin) = (self.settings.clone(), self.origin());
@@ -217,7 +216,11 @@ impl Source for Queue {
             self.stored(handle, stored);
         }
         self.put_back_starved();
-        self.poll_drain(cx);
+        if self.poll_drain(cx) {
+            // The last deliveries came before the answer to the cancel.
+            let _ = self.poll_deliveries(cx);
+            self.poll_drain(cx);
+        }
         if let Consumer::Subscribed(subscription) = &self.consumer
             && self.drain.is_none()
         {
@@ -232,9 +235,12 @@ impl Source for Queue {
     fn wake_at(&self) -> Option<Instant> {
         let starved = self.prefetched.front().map(|it| it.1 + self.patience);
         let drain = self.drain.as_ref();
-        let cancel = drain
-            .map(|it| it.cancel_by)
-            .filter(|_| !self.is_cancelled());
+        let is_waiting = match &self.consumer {
+            Consumer::None => false,
+            Consumer::Subscribing(_) => true,
+            Consumer::Subscribed(subscription) => !subscription.is_cancelled(),
+        };
+        let cancel = drain.map(|it| it.cancel_by).filter(|_| is_waiting);
         let check = match &self.consumer {
             Consumer::Subscribed(_) if drain.is_none() => Some(self.outlook.next_check()),
             _ => None,
@@ -269,6 +275,9 @@ impl Source for Queue {
         let (handle, _) = self.prefetched.pop_front()?;
         let unsettled = self.unsettled.get_mut(&handle)?;
         unsettled.is_taken = true;
+        if unsettled.received.crashes() > 0 {
+            unsettled.suspect = Some(self.settings.suspects.hold());
+        }
         let received = unsettled.received.clone();
         Some(Delivery { handle, received })
     }
@@ -332,9 +341,8 @@ impl Source for Queue {
             return;
         }
         self.connection.drain();
-        if let Consumer::Subscribing(_) = self.consumer {
-            self.consumer = Consumer::None;
-        }
+        // Whether the queue is empty is asked once more.
+        self.outlook.expect_more();
         self.drain = Some(Drain::new());
     }
 
@@ -344,7 +352,8 @@ impl Source for Queue {
         };
         let is_cancelled = match &self.consumer {
             Consumer::Subscribed(_) => self.is_cancelled(),
-            _ => true,
+            Consumer::Subscribing(_) => false,
+            Consumer::None => true,
         };
         is_cancelled && drain.cancelling.is_none() && self.unsettled.values().all(|it| it.is_taken)
     }

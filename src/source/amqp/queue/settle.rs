@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -22,7 +23,27 @@ pub(super) struct Unsettled {
     pub(super) is_taken: bool,
     /// What follows on it, while that is being stored.
     pub(super) storing: Option<AbortOnDropHandle<()>>,
-    pub(super) _suspect: Option<Held>,
+    pub(super) suspect: Option<Held>,
+}
+
+/// Tells the source when it is dropped, even if the task that stores panics.
+struct Report {
+    handle: Handle,
+    stored: Stored,
+    sender: mpsc::UnboundedSender<(Handle, Stored)>,
+}
+
+impl Report {
+    fn done(mut self, stored: Stored) {
+        self.stored = stored;
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        // Without a receiver the source is gone, and the broker takes the delivery back.
+        let _ = self.sender.send((self.handle, self.stored));
+    }
 }
 
 impl Queue {
@@ -35,20 +56,27 @@ impl Queue {
         let Some(unsettled) = self.unsettled.get_mut(&handle) else {
             return;
         };
-        let sender = self.sender.clone();
+        let report = Report {
+            handle,
+            stored: Stored::No,
+            sender: self.sender.clone(),
+        };
         unsettled.storing = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-            // Without a receiver the source is gone, and the broker takes the delivery back.
-            let _ = sender.send((handle, storing.await));
+            let stored = storing.await;
+            report.done(stored);
         })));
     }
 
     /// Settles a delivery after what follows on it was stored or refused.
     pub(super) fn stored(&mut self, handle: Handle, stored: Stored) {
-        if stored == Stored::NoQuarantine && self.drain.is_none() {
-            if let Some(unsettled) = self.unsettled.get_mut(&handle) {
-                unsettled.storing = None;
-                self.prefetched.push_back((handle, Instant::now()));
-            }
+        if stored == Stored::NoQuarantine
+            && self.drain.is_none()
+            && let Some(unsettled) = self.unsettled.get_mut(&handle)
+            && unsettled.generation == self.generation
+            && matches!(self.consumer, Consumer::Subscribed(_))
+        {
+            unsettled.storing = None;
+            self.prefetched.push_back((handle, Instant::now()));
             return;
         }
         let Some(unsettled) = self.unsettled.remove(&handle) else {
@@ -62,14 +90,23 @@ impl Queue {
             ..
         } = unsettled;
         match stored {
-            // If its channel is lost it will be delivered again all the same. That is explained.
+            // If its channel is lost, it will be delivered again all the same.
             Stored::Yes => {
+                if !self.finished(generation, tag) {
+                    self.history.ended_unacknowledged(received.key());
+                }
+            }
+            // Its copy has the same key, and only one of the two may be taken for done.
+            Stored::Copied => {
                 if !self.finished(generation, tag) && received.has_id() {
                     self.history.returned(received.key());
                 }
             }
             Stored::No | Stored::NoQuarantine => self.give_back(generation, tag, &received),
-            Stored::NoAndSuspect => drop(self.refuse(generation, tag)),
+            Stored::NoAndSuspect => {
+                self.refuse(generation, tag);
+                self.history.refused();
+            }
         }
         if is_taken {
             self.settled.push_back(handle);

@@ -12,7 +12,14 @@ use crate::cargo::{cargo, step};
 use crate::root;
 
 /// What runs where no benchmark is named.
-const ALL: [&str; 5] = ["publish", "publish-faults", "work", "dead", "schedule"];
+const ALL: [&str; 6] = [
+    "publish",
+    "publish-faults",
+    "work",
+    "suspect",
+    "dead",
+    "schedule",
+];
 
 /// Other frameworks on the same load, which need programs of their own: only when asked for.
 const PEERS: &str = "peers";
@@ -21,8 +28,8 @@ const PACKAGE: &str = "--package=tierline-benchmarks";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, dead, schedule,
-    /// peers, soak, frames. Unless named, all but the last three run one after another, and
+    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, dead,
+    /// schedule, peers, soak, frames. Unless named, all but the last three run one after another, and
     /// target/benchmarks/all.json holds what they found.
     name: Option<String>,
     /// The parts of it to run; all unless named.

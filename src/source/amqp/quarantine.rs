@@ -50,6 +50,8 @@ pub(super) struct Quarantine {
     settled: mpsc::Receiver<()>,
     /// The delivery whose successor is being stored.
     settling: Option<Handle>,
+    /// Whether the taker that had that delivery has failed.
+    is_orphan: bool,
     draining: CancellationToken,
     taker: AbortOnDropHandle<()>,
     has_taker_ended: bool,
@@ -81,6 +83,7 @@ impl Quarantine {
             next_handle: 0,
             settled,
             settling: None,
+            is_orphan: false,
             draining,
             taker,
             has_taker_ended: false,
@@ -141,15 +144,14 @@ impl Source for Quarantine {
         if self.has_taker_ended && !self.draining.is_cancelled() {
             tracing::error!("the task that takes from the quarantine failed, it starts again");
             self.restart_taker();
-            if let Some(handle) = self.settling.take() {
-                // The broker takes its message back.
-                cx.waker().wake_by_ref();
-                return Poll::Ready(handle);
-            }
+            self.is_orphan = self.settling.is_some();
+            // The new one has not registered its waker yet.
+            cx.waker().wake_by_ref();
         }
         let is_settled = match self.settling {
-            // Without a taker nothing more follows: the broker takes the message back.
-            Some(_) => self.has_taker_ended || self.settled.poll_recv(cx).is_ready(),
+            // Without its taker nothing more follows: the broker takes the message back.
+            Some(_) if self.is_orphan || self.has_taker_ended => true,
+            Some(_) => self.settled.poll_recv(cx).is_ready(),
             None => false,
         };
         if let Some(handle) = self.settling.take_if(|_| is_settled) {
@@ -201,8 +203,7 @@ impl Source for Quarantine {
     fn settle(&mut self, handle: Handle, next: Next) {
         if let Some((_, sender)) = self.running.take_if(|it| it.0 == handle) {
             self.settling = (!matches!(next, Next::Done)).then_some(handle);
-            // Without a receiver the taker has failed: the next poll notices.
-            let _ = sender.send(next);
+            self.is_orphan = sender.send(next).is_err();
         }
     }
 

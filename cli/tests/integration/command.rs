@@ -123,12 +123,12 @@ fn a_wrong_command_line_ends_with_two() {
 fn plan_needs_no_broker_and_minds_the_version() {
     let (code, out, _) = run(&["plan", HOTEL, "--json"]);
     let plan: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, plan["queues"].as_array().unwrap().len()), (0, 108));
+    assert_eq!((code, plan["queues"].as_array().unwrap().len()), (0, 112));
     let mut plan = tierline(&["plan", HOTEL, "--broker-version", "3.10"]);
     plan.env("AMQP_URL", "amqp://127.0.0.1:1");
     let (code, out, _) = finished(plan.output().unwrap());
     assert_eq!(code, 0);
-    assert!(out.contains("108 queues"), "{out}");
+    assert!(out.contains("112 queues"), "{out}");
     let (code, _, err) = run(&["plan", HOTEL, "--broker-version", "3.9"]);
     assert_eq!(code, 1);
     assert!(err.contains("3.9.0"), "{err}");
@@ -209,10 +209,10 @@ async fn ten_processes_apply_at_once_and_all_succeed() {
         assert_eq!((code, err.as_str()), (0, ""));
         assert_eq!(
             out,
-            "110 exchanges, 108 queues and 215 bindings are there\n"
+            "110 exchanges, 112 queues and 219 bindings are there\n"
         );
     }
-    assert_eq!(vhost.queue_names().await.unwrap().len(), 108);
+    assert_eq!(vhost.queue_names().await.unwrap().len(), 112);
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ impl Received {
         let problem = repaired.as_ref().filter(|repaired| repaired.is_unreadable);
         let read = match problem {
             Some(repaired) => Err(format!(
-                "its properties are not in order: {}",
+                "its properties are malformed: {}",
                 repaired.problem
             )),
             None => Message::envelope(&properties, tier, now),

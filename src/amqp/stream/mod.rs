@@ -72,7 +72,7 @@ impl Opening {
                 problem,
                 is_unreadable,
             } => {
-                tracing::warn!(problem, "the properties of a message are not in order");
+                tracing::warn!(problem, "the properties of a message are malformed");
                 let repaired = Repaired {
                     problem,
                     is_unreadable,

@@ -412,7 +412,7 @@ impl Builder {
                 may_declare: on_connect == OnConnect::Apply,
                 abort_when_hung,
                 suspects: Arc::default(),
-                companion: None,
+                collector: None,
             },
         })
     }

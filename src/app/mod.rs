@@ -194,7 +194,7 @@ impl Tierline {
         #[cfg(feature = "postgres")]
         if self.letters.is_some() {
             let app = self.clone();
-            parts.companion = Some(Arc::new(move |shutdown| {
+            parts.collector = Some(Arc::new(move |shutdown| {
                 let collector = app.collector();
                 Box::pin(async move {
                     let ended = match collector {

@@ -69,11 +69,11 @@ pub(crate) struct WorkerParts {
     pub(crate) may_declare: bool,
     pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
-    pub(crate) companion: Option<Companion>,
+    pub(crate) collector: Option<StartCollector>,
 }
 
-/// What runs beside a worker, from its beginning until the future that it is given completes.
-pub(crate) type Companion =
+/// Starts the collector beside a worker; it runs until the future that it is given completes.
+pub(crate) type StartCollector =
     Arc<dyn Fn(BoxFuture<'static, ()>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 impl Worker {
@@ -121,7 +121,7 @@ impl Worker {
     /// Leaves dead letters in their queues. Default: where the app has a database, the worker also
     /// collects them into the log.
     pub fn without_collector(mut self) -> Self {
-        self.parts.companion = None;
+        self.parts.collector = None;
         self
     }
 
@@ -178,8 +178,10 @@ impl Worker {
                 redeclared: Default::default(),
             }),
         });
-        let mut pools = Pools::begin(&shared, &parts.topology, &groups);
-        let companion = parts.companion.map(|begin| pools.accompany(&*begin));
+        let mut running = RunningGroups::begin(&shared, &parts.topology, &groups);
+        let collector = parts
+            .collector
+            .map(|begin| running.start_collector(&*begin));
         shutdown.await;
         shutting_down.cancel();
         let hurry = async {
@@ -188,9 +190,9 @@ impl Worker {
                 None => pending().await,
             }
         };
-        pools.end(&shared, grace, hurry).await;
-        if let Some(companion) = companion {
-            let _ = timeout(WIND_DOWN, companion).await;
+        running.end(&shared, grace, hurry).await;
+        if let Some(collector) = collector {
+            let _ = timeout(WIND_DOWN, collector).await;
         }
         Ok(())
     }
@@ -218,13 +220,13 @@ impl IntoFuture for Worker {
 }
 
 /// The groups at work. They end with this value.
-struct Pools {
+struct RunningGroups {
     groups: JoinSet<()>,
     phase: watch::Sender<Phase>,
     shared: Arc<Shared>,
 }
 
-impl Drop for Pools {
+impl Drop for RunningGroups {
     fn drop(&mut self) {
         self.groups.abort_all();
         // Handlers that cannot be dropped learn at least that nobody waits for them.
@@ -232,23 +234,23 @@ impl Drop for Pools {
     }
 }
 
-impl Pools {
+impl RunningGroups {
     fn begin(shared: &Arc<Shared>, topology: &Topology, names: &[String]) -> Self {
         let (phase, _) = watch::channel(Phase::Work);
-        let mut pools = Self {
+        let mut running = Self {
             groups: JoinSet::new(),
             phase,
             shared: shared.clone(),
         };
         for group in names.iter().filter_map(|name| topology.group(name)) {
-            let (shared, phase) = (shared.clone(), pools.phase.subscribe());
-            pools.groups.spawn(serve(shared, group.clone(), phase));
+            let (shared, phase) = (shared.clone(), running.phase.subscribe());
+            running.groups.spawn(serve(shared, group.clone(), phase));
         }
-        pools
+        running
     }
 
-    /// Lets somebody work beside the groups, until the shutdown begins. It ends with what is returned.
-    fn accompany(
+    /// Starts the collector, until the shutdown begins. It ends with what is returned.
+    fn start_collector(
         &self,
         begin: &(dyn Fn(BoxFuture<'static, ()>) -> BoxFuture<'static, ()> + Send + Sync),
     ) -> AbortOnDropHandle<()> {

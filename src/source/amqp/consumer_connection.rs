@@ -42,7 +42,7 @@ impl ConsumerConnection {
         let (sender, current) = watch::channel(None);
         let (reports, reported) = mpsc::channel(REPORTS);
         let draining = CancellationToken::new();
-        let keeper = Keeper {
+        let keep_connected = KeepConnected {
             name: format!("{} {group}", settings.connection_name),
             group: group.to_owned(),
             next_url: 0,
@@ -56,7 +56,7 @@ impl ConsumerConnection {
             shared: Arc::new(Shared {
                 reports,
                 draining,
-                _task: AbortOnDropHandle::new(tokio::spawn(keeper.run())),
+                _task: AbortOnDropHandle::new(tokio::spawn(keep_connected.run())),
             }),
             current,
         }
@@ -112,7 +112,7 @@ impl ConsumerConnection {
 }
 
 /// The task that keeps the connection up.
-struct Keeper {
+struct KeepConnected {
     settings: Arc<ConsumerSettings>,
     name: String,
     group: String,
@@ -125,7 +125,7 @@ struct Keeper {
     draining: CancellationToken,
 }
 
-impl Keeper {
+impl KeepConnected {
     async fn run(mut self) {
         loop {
             let draining = self.draining.clone();

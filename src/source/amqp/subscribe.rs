@@ -26,7 +26,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest of these pauses. The tier may be the most urgent one, and gets its leader back some time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// A subscription in the making.
+/// A subscription that is being made.
 pub(super) struct Subscribing {
     future: Pin<Box<dyn Future<Output = Option<Subscribed>> + Send>>,
     has_failed: Arc<AtomicBool>,
@@ -47,12 +47,12 @@ pub(super) struct QueueToConsume {
 }
 
 /// Where to consume.
-pub(super) enum Place {
+pub(super) enum ConsumeOn {
     /// On the connection of the group. A consumer that gets no answer there is tried again on a connection
     /// of its own.
-    Shared(Arc<Connection>, Addresses),
+    GroupConnection(Arc<Connection>, Addresses),
     /// On a connection of its own.
-    Apart(Addresses),
+    OwnConnection(Addresses),
 }
 
 /// How a tier connects that must not consume on the connection of the others.
@@ -68,7 +68,7 @@ impl Subscribing {
     pub(super) fn new(
         settings: &Arc<ConsumerSettings>,
         target: QueueToConsume,
-        place: Place,
+        consume_on: ConsumeOn,
         after: Duration,
     ) -> Self {
         let settings = settings.clone();
@@ -76,9 +76,9 @@ impl Subscribing {
         let failed = has_failed.clone();
         let future = Box::pin(async move {
             sleep(after).await;
-            let mut making = Making::new(settings, target, place);
+            let mut attempts = Attempts::new(settings, target, consume_on);
             loop {
-                match making.attempt().await {
+                match attempts.next().await {
                     Ok(subscribed) => return Some(subscribed),
                     Err(Failed::Again(pause)) => {
                         failed.store(true, Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Subscribing {
 }
 
 /// The attempts to subscribe.
-struct Making {
+struct Attempts {
     settings: Arc<ConsumerSettings>,
     target: QueueToConsume,
     /// The connection of the group, where that is used.
@@ -127,11 +127,11 @@ enum Failed {
     Lost,
 }
 
-impl Making {
-    fn new(settings: Arc<ConsumerSettings>, target: QueueToConsume, place: Place) -> Self {
-        let (shared, addresses) = match place {
-            Place::Shared(connection, addresses) => (Some(connection), addresses),
-            Place::Apart(addresses) => (None, addresses),
+impl Attempts {
+    fn new(settings: Arc<ConsumerSettings>, target: QueueToConsume, consume_on: ConsumeOn) -> Self {
+        let (shared, addresses) = match consume_on {
+            ConsumeOn::GroupConnection(connection, addresses) => (Some(connection), addresses),
+            ConsumeOn::OwnConnection(addresses) => (None, addresses),
         };
         Self {
             settings,
@@ -146,7 +146,7 @@ impl Making {
         }
     }
 
-    async fn attempt(&mut self) -> Result<Subscribed, Failed> {
+    async fn next(&mut self) -> Result<Subscribed, Failed> {
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => {
@@ -185,13 +185,13 @@ impl Making {
                     // The broker may answer it later with the end of the connection.
                     tracing::warn!(%error, "it gets a connection of its own");
                     self.shared = None;
-                    return Err(self.after_danger(connection));
+                    return Err(self.after_lost_connection(connection));
                 }
             }
             return Err(match (connection.is_open(), &self.shared) {
                 (true, _) => Failed::Again(self.backoff.next()),
                 (false, Some(_)) => Failed::Lost,
-                (false, None) => self.after_danger(connection),
+                (false, None) => self.after_lost_connection(connection),
             });
         }
     }
@@ -210,7 +210,7 @@ impl Making {
     }
 
     /// The queue cost a connection, or will: the next attempt is made on another one, after a longer pause.
-    fn after_danger(&mut self, connection: Arc<Connection>) -> Failed {
+    fn after_lost_connection(&mut self, connection: Arc<Connection>) -> Failed {
         self.own = None;
         if let Some(connection) = Arc::into_inner(connection) {
             tokio::spawn(connection.close());

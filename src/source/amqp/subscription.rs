@@ -145,7 +145,7 @@ impl Subscription {
     }
 
     /// Whether it has a connection of its own.
-    pub(super) fn is_apart(&self) -> bool {
+    pub(super) fn has_own_connection(&self) -> bool {
         self.own.is_some()
     }
 

@@ -19,10 +19,13 @@ use crate::topology::delay;
 /// How long the broker may take to confirm what follows on a delivery.
 const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the broker may take to confirm the copy of a message that goes back.
-const COPY_LIMIT: Duration = Duration::from_millis(700);
+const COPY_LIMIT: Duration = Duration::from_secs(3);
 /// The pause before a message goes back because the broker did not store what follows on it: the message
 /// will be delivered again at once, and the cause may take longer to pass.
 const BACK_PAUSE: Duration = Duration::from_secs(1);
+/// The pause before a message runs again after its first crash. Without it, the counted copy may arrive, and end the
+/// process, before the delivery that it replaces is acknowledged: the broker would then redeliver both.
+const FIRST_CRASH_DELAY: Duration = Duration::from_millis(100);
 /// The pause before a suspect is put into quarantine, at least. It is four times as long after each crash there.
 /// A killer that is not in quarantine yet has killed again by then, while this message is not held.
 const QUARANTINE_DELAY: Duration = Duration::from_millis(500);
@@ -113,7 +116,7 @@ impl ConsumerSettings {
             self.store_dead(origin, received, Some(&dead), reason, failure)
                 .await
         } else {
-            let after = quarantine_delay(crashes);
+            let after = delay_after_crash(crashes);
             let task = task_ref(message);
             let stored = self.publish_later(received, &counted, after).await;
             if stored.is_ok() {
@@ -367,9 +370,9 @@ fn crash_loop(crashes: u32) -> Failure {
 }
 
 /// How long a message with this crash count waits before it runs again.
-fn quarantine_delay(crashes: u32) -> Duration {
+fn delay_after_crash(crashes: u32) -> Duration {
     if crashes < QUARANTINE_FROM {
-        return Duration::ZERO;
+        return FIRST_CRASH_DELAY;
     }
     let jitter = f64::from(random::number()) / f64::from(u32::MAX);
     let factor = 4_u32.pow((crashes - QUARANTINE_FROM).min(3));
@@ -396,14 +399,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_first_crash_costs_no_time_and_each_crash_in_quarantine_costs_more() {
-        assert_eq!(quarantine_delay(1), Duration::ZERO);
-        let mut longest = Duration::ZERO;
+    fn a_first_crash_costs_a_moment_and_each_crash_in_quarantine_more() {
+        assert_eq!(delay_after_crash(1), FIRST_CRASH_DELAY);
+        let mut longest = FIRST_CRASH_DELAY;
         for crashes in 2..6 {
-            let delay = quarantine_delay(crashes);
+            let delay = delay_after_crash(crashes);
             assert!(delay > longest, "{crashes} {delay:?}");
             longest = QUARANTINE_DELAY * 4_u32.pow(crashes - 2) * 2;
         }
-        assert!(quarantine_delay(u32::MAX) <= QUARANTINE_DELAY * 128);
+        assert!(delay_after_crash(u32::MAX) <= QUARANTINE_DELAY * 128);
     }
 }

@@ -123,6 +123,26 @@ impl Vhost {
         Ok(counts.into())
     }
 
+    /// Closes the connections whose client gave them a name that ends like this, and says how many there were.
+    pub async fn close_connections(&self, name_ends_with: &str) -> Result<usize> {
+        let path = format!("vhosts/{}/connections", self.name);
+        let listed = self.management.get(&path).await?;
+        let is_meant = |connection: &&Value| {
+            let name = connection["user_provided_name"].as_str();
+            name.is_some_and(|name| name.ends_with(name_ends_with))
+        };
+        let meant = listed.as_array().into_iter().flatten().filter(is_meant);
+        let mut closed = 0;
+        for name in meant.filter_map(|connection| connection["name"].as_str()) {
+            let name = name.replace(' ', "%20").replace('>', "%3E");
+            self.management
+                .delete(&format!("connections/{name}"))
+                .await?;
+            closed += 1;
+        }
+        Ok(closed)
+    }
+
     /// Deletes a queue behind its users' backs.
     pub async fn delete_queue(&self, queue: &str) -> Result<()> {
         self.management

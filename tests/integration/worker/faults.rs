@@ -9,11 +9,11 @@ use lapin::ConnectionProperties;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use serde::{Deserialize, Serialize};
 use tierline::task::PublishRequest;
-use tierline::{Registry, Task};
+use tierline::{Context, Registry, Task, TaskError};
 use tierline_testbed::{Broker, Cluster, Vhost, vhost};
 use tokio::sync::Semaphore;
 
-use super::Working;
+use super::{PATIENCE, Working};
 
 const MAP: &str = r#"
     app = "yard"
@@ -77,6 +77,30 @@ impl Yard {
 
     fn runs(&self) -> BTreeMap<String, u32> {
         self.runs.lock().unwrap().clone()
+    }
+
+    /// Handlers whose first attempt fails.
+    fn failing_at_first(&self) -> Registry {
+        async fn run(yard: Yard, name: String, attempt: u32) -> Result<(), TaskError> {
+            yard.work(format!("{name}, attempt {attempt}")).await;
+            match attempt {
+                1 => Err(TaskError::retry_after("10ms", "it rains")),
+                _ => Ok(()),
+            }
+        }
+        let mut registry = Registry::new();
+        let (dig, fill) = (self.clone(), self.clone());
+        registry
+            .register::<Dig, _>(move |task: Dig, cx: Context| {
+                run(dig.clone(), format!("dig {}", task.number), cx.attempt())
+            })
+            .unwrap();
+        registry
+            .register::<Fill, _>(move |task: Fill, cx: Context| {
+                run(fill.clone(), format!("fill {}", task.number), cx.attempt())
+            })
+            .unwrap();
+        registry
     }
 
     fn registry(&self) -> Registry {
@@ -165,6 +189,27 @@ async fn a_task_that_outlives_its_connection_is_not_run_again_by_its_own_worker(
     assert_eq!(vhost.depth("yard.second").await.unwrap(), 0);
     let runs = yard.runs();
     assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_fails_after_its_connection_was_lost_is_retried_once() {
+    let yard = Yard::closed();
+    let working = Working::begin(MAP, yard.failing_at_first()).await;
+    publish(&working, 0..2).await;
+    working.heard.until("started", 4).await;
+    let closing = async { while working.vhost.close_connections(" all").await.unwrap() == 0 {} };
+    tokio::time::timeout(PATIENCE, closing).await.unwrap();
+    working.heard.until("disconnected Work", 1).await;
+    // The publishers are connected: the retries are stored before there is a consumer again.
+    yard.open.add_permits(1_000);
+    working.heard.until("done", 4).await;
+    working.heard.until("consuming", 4).await;
+    let vhost = working.end().await;
+    assert_eq!(vhost.depth("yard.first").await.unwrap(), 0);
+    assert_eq!(vhost.depth("yard.second").await.unwrap(), 0);
+    let runs = yard.runs();
+    assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
+    assert_eq!(runs.len(), 8, "two attempts of each: {runs:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod house;
+mod deployment;
 mod killers;
 mod shutdown;

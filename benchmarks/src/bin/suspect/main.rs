@@ -26,12 +26,20 @@ async fn main() -> Result<()> {
     let (lengths, rounds) = if is_quick() {
         (Lengths::seconds(10, 5), 2)
     } else {
-        (Lengths::seconds(90, 20), 1)
+        (Lengths::seconds(90, 20), 2)
     };
     let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        without.push(run::run(Last::Harmless, lengths).await?);
-        with.push(run::run(Last::Suspect, lengths).await?);
+    for round in 0..rounds {
+        // In turns, so that neither is always measured first.
+        let mut order = [Last::Harmless, Last::Suspect];
+        order.rotate_left(round % 2);
+        for last in order {
+            let run = run::run(last, lengths).await?;
+            match last {
+                Last::Harmless => without.push(run),
+                Last::Suspect => with.push(run),
+            }
+        }
     }
     let mut report = Report::new("suspect");
     for (tier, queue) in TIERS {

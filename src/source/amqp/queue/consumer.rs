@@ -9,7 +9,7 @@ use super::Queue;
 use crate::observe::Event;
 use crate::source::amqp::consumer_connection::poll_changed;
 use crate::source::amqp::subscribe::{
-    AFTER_A_LOSS, Addresses, Place, QueueToConsume, Subscribed, Subscribing,
+    AFTER_A_LOSS, Addresses, ConsumeOn, QueueToConsume, Subscribed, Subscribing,
 };
 use crate::source::amqp::subscription::Subscription;
 
@@ -43,7 +43,7 @@ impl Queue {
                 Poll::Ready(None) => {
                     // The shared connection is gone, perhaps because of this queue.
                     self.consumer = Consumer::None;
-                    self.is_apart = true;
+                    self.has_own_connection = true;
                     self.connection.report_lost("the connection was closed");
                     cx.waker().wake_by_ref();
                 }
@@ -60,11 +60,11 @@ impl Queue {
         match &self.consumer {
             // A broker whose quorum queue has no leader answers a consumer with the end of the whole
             // connection. So a queue that was being subscribed to gets a connection of its own.
-            Consumer::Subscribing(_) if !self.is_apart => {
-                self.is_apart = true;
+            Consumer::Subscribing(_) if !self.has_own_connection => {
+                self.has_own_connection = true;
                 self.consumer = Consumer::None;
             }
-            Consumer::Subscribed(_) if !self.is_apart => self.lose(),
+            Consumer::Subscribed(_) if !self.has_own_connection => self.lose(),
             _ => {}
         }
     }
@@ -80,12 +80,12 @@ impl Queue {
             name: format!("{name} {} {}", self.group, self.name),
             next_url: 0,
         };
-        let place = match self.connection.current() {
-            _ if self.is_apart => Place::Apart(addresses),
-            Some(connection) => Place::Shared(connection, addresses),
+        let consume_on = match self.connection.current() {
+            _ if self.has_own_connection => ConsumeOn::OwnConnection(addresses),
+            Some(connection) => ConsumeOn::GroupConnection(connection, addresses),
             None => return,
         };
-        let subscribing = Subscribing::new(&self.settings, target, place, after);
+        let subscribing = Subscribing::new(&self.settings, target, consume_on, after);
         self.consumer = Consumer::Subscribing(subscribing);
     }
 
@@ -100,7 +100,7 @@ impl Queue {
         observers.emit(&Event::Consuming { group, tier });
         self.generation += 1;
         self.first_subscription_by = None;
-        self.is_apart = subscribed.subscription.is_apart();
+        self.has_own_connection = subscribed.subscription.has_own_connection();
         self.consumer = Consumer::Subscribed(Box::new(subscribed.subscription));
         self.subscribed_at = Instant::now();
         self.history.subscribed();
@@ -114,7 +114,7 @@ impl Queue {
             return;
         };
         let is_connected = subscription.is_connected();
-        if is_connected || self.is_apart {
+        if is_connected || self.has_own_connection {
             let (group, tier) = (&self.group, &self.name);
             tracing::warn!(group, tier, cause, "a consumer is lost");
             let observers = &self.settings.observers;
@@ -126,7 +126,7 @@ impl Queue {
             self.subscribe(pause);
         } else if !is_connected {
             // One on a connection of its own tries the shared one again.
-            match std::mem::take(&mut self.is_apart) {
+            match std::mem::take(&mut self.has_own_connection) {
                 true => {}
                 false => self.connection.report_lost(cause),
             }
@@ -147,6 +147,7 @@ impl Queue {
             .filter_map(|(handle, _)| self.unsettled.remove(&handle))
             .map(|unsettled| unsettled.received.key())
             .collect();
+        self.orphans = self.unsettled.keys().copied().collect();
         let generation = self.generation;
         let without_id = self
             .unsettled

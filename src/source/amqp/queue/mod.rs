@@ -52,13 +52,15 @@ pub(super) struct Queue {
     generation: u64,
     /// Whether to consume on a connection of its own: on the shared one this queue may end it for the
     /// other tiers.
-    is_apart: bool,
+    has_own_connection: bool,
     /// Until when the other tiers wait for the first subscription on this connection.
     first_subscription_by: Option<Instant>,
     /// Deliveries that may run, in the order of their arrival.
     prefetched: VecDeque<(Handle, Instant)>,
     /// All deliveries that are not settled.
     unsettled: HashMap<Handle, Unsettled>,
+    /// Those whose channel was lost. Some may be settled meanwhile.
+    orphans: Vec<Handle>,
     next_handle: Handle,
     history: RedeliveryHistory,
     outlook: Outlook,
@@ -94,10 +96,11 @@ impl Queue {
             connection,
             consumer: Consumer::None,
             generation: 0,
-            is_apart: false,
+            has_own_connection: false,
             first_subscription_by: Some(Instant::now() + FIRST_SUBSCRIPTION),
             prefetched: VecDeque::new(),
             unsettled: HashMap::new(),
+            orphans: Vec::new(),
             next_handle: 0,
             history: RedeliveryHistory::new(window.into()),
             outlook: Outlook::new(),
@@ -181,18 +184,19 @@ impl Queue {
     /// Gives a delivery to the run of the same message that came on an earlier channel, if there is one. Each
     /// delivery is given to one run: of equal messages each needs its own acknowledgement.
     fn adopt(&mut self, received: &Received, tag: u64) -> bool {
-        let generation = self.generation;
-        let orphan = self.unsettled.values_mut().find(|unsettled| {
-            unsettled.generation != generation && unsettled.received.is_same(received)
-        });
-        match orphan {
-            Some(orphan) => {
-                orphan.generation = generation;
-                orphan.tag = tag;
-                true
-            }
-            None => false,
+        let is_same = |handle: &Handle| {
+            let orphan = self.unsettled.get(handle);
+            orphan.is_some_and(|it| it.received.is_same(received))
+        };
+        let Some(index) = self.orphans.iter().position(is_same) else {
+            return false;
+        };
+        let handle = self.orphans.swap_remove(index);
+        if let Some(orphan) = self.unsettled.get_mut(&handle) {
+            orphan.generation = self.generation;
+            orphan.tag = tag;
         }
+        true
     }
 
     fn origin(&self) -> Origin {

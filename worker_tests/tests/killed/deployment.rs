@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 fn map(queue: &str, prefetch: u16) -> String {
     format!(
         r#"
-        app = "house"
+        app = "deployment"
         [tiers.normal]
         queue = "{queue}"
         [tiers.low]
@@ -45,15 +45,15 @@ fn map(queue: &str, prefetch: u16) -> String {
     )
 }
 
-/// A broker's corner, a ledger, and workers that come and go.
-pub(crate) struct House {
+/// A virtual host, a ledger of what ran, and workers that come and go.
+pub(crate) struct Deployment {
     pub(crate) vhost: Vhost,
     pub(crate) map: String,
     pub(crate) app: Tierline,
     pub(crate) ledger: PathBuf,
 }
 
-impl House {
+impl Deployment {
     pub(crate) async fn build(queue: &str, prefetch: u16) -> Self {
         let vhost = vhost().await;
         let map = map(queue, prefetch);
@@ -62,9 +62,9 @@ impl House {
             .connect()
             .await
             .unwrap();
-        static HOUSES: AtomicU32 = AtomicU32::new(0);
-        let house = HOUSES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ledger-{}-{house}", std::process::id());
+        static DEPLOYMENTS: AtomicU32 = AtomicU32::new(0);
+        let deployment = DEPLOYMENTS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ledger-{}-{deployment}", std::process::id());
         let ledger = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         Self {
             vhost,
@@ -160,14 +160,14 @@ impl House {
         let channel = self.channel().await;
         for number in 0..messages {
             let options = BasicGetOptions { no_ack: true };
-            let got = channel.basic_get("house.normal".into(), options).await;
+            let got = channel.basic_get("deployment.normal".into(), options).await;
             let got = got.unwrap().unwrap().delivery;
             let mut headers = got.properties.headers().clone().unwrap();
             headers.insert("tierline-crashes".into(), crashes(number).into());
             let is_note = got.properties.kind().as_ref().unwrap().as_str() == "note";
             let queue = match is_note && number % 2 == 0 {
-                true => "house.low",
-                false => "house.normal",
+                true => "deployment.low",
+                false => "deployment.normal",
             };
             let properties = got.properties.with_headers(headers);
             let options = BasicPublishOptions::default();
@@ -259,16 +259,17 @@ impl House {
     }
 
     pub(crate) async fn until_depth(&self, depth: usize) {
-        let waiting =
-            async { while self.vhost.depth("house.normal").await.unwrap() as usize != depth {} };
+        let waiting = async {
+            while self.vhost.depth("deployment.normal").await.unwrap() as usize != depth {}
+        };
         let waited = tokio::time::timeout(PATIENCE, waiting).await;
-        let found = self.vhost.depth("house.normal").await;
+        let found = self.vhost.depth("deployment.normal").await;
         assert!(waited.is_ok(), "{found:?} messages wait, not {depth}");
     }
 
     pub(crate) async fn dead_letters(&self) -> u64 {
-        let normal = self.vhost.depth("house.normal.dlq").await.unwrap();
-        u64::from(normal + self.vhost.depth("house.low.dlq").await.unwrap())
+        let normal = self.vhost.depth("deployment.normal.dlq").await.unwrap();
+        u64::from(normal + self.vhost.depth("deployment.low.dlq").await.unwrap())
     }
 
     pub(crate) async fn channel(&self) -> lapin::Channel {
@@ -284,7 +285,7 @@ impl House {
     pub(crate) async fn take_all_dead(&self) -> BTreeMap<(String, String), usize> {
         let channel = self.channel().await;
         let mut dead = BTreeMap::new();
-        for queue in ["house.normal.dlq", "house.low.dlq"] {
+        for queue in ["deployment.normal.dlq", "deployment.low.dlq"] {
             let options = BasicGetOptions { no_ack: true };
             while let Some(got) = channel.basic_get(queue.into(), options).await.unwrap() {
                 let task = got.properties.kind().as_ref().unwrap().to_string();
@@ -298,7 +299,7 @@ impl House {
     pub(crate) async fn take_dead(&self) -> (String, Death) {
         let channel = self.channel().await;
         let got = channel
-            .basic_get("house.normal.dlq".into(), BasicGetOptions::default())
+            .basic_get("deployment.normal.dlq".into(), BasicGetOptions::default())
             .await
             .unwrap()
             .unwrap();
@@ -308,7 +309,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for Deployment {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.ledger);
     }

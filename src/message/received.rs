@@ -1,6 +1,6 @@
 //! A message as it came, parsed once.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use lapin::BasicProperties;
@@ -12,11 +12,14 @@ use crate::task::TaskId;
 /// A delivery's message, and everything that travels on with what follows it.
 #[derive(Debug)]
 pub(crate) struct Received {
-    pub(crate) message: Result<Message, Unreadable>,
-    /// When the publisher says that it enqueued the message.
-    pub(crate) stated_enqueued_at: Option<SystemTime>,
     properties: BasicProperties,
     repaired: Option<Repaired>,
+    tier: Arc<str>,
+    arrived_at: SystemTime,
+    crashes: u32,
+    /// The payload, until the message is parsed.
+    unparsed: Mutex<Vec<u8>>,
+    message: OnceLock<Result<Message, Unreadable>>,
     key: OnceLock<Option<Key>>,
 }
 
@@ -33,46 +36,66 @@ pub(crate) struct Unreadable {
 }
 
 impl Received {
-    /// Parses what arrived in `tier` at `now`. A message without an id is given one.
+    /// What arrived in `tier` at `arrived_at`.
     pub(crate) fn new(
         properties: BasicProperties,
         payload: Vec<u8>,
         repaired: Option<Repaired>,
-        tier: &str,
-        now: SystemTime,
+        tier: Arc<str>,
+        arrived_at: SystemTime,
     ) -> Self {
-        let problem = repaired.as_ref().filter(|repaired| repaired.is_unreadable);
-        let read = match problem {
-            Some(repaired) => Err(format!(
-                "its properties are malformed: {}",
-                repaired.problem
-            )),
-            None => Message::envelope(&properties, tier, now),
-        };
-        let message = match read {
-            Ok(message) => Ok(Message { payload, ..message }),
-            Err(problem) => Err(Unreadable {
-                problem,
-                task: properties
-                    .kind()
-                    .as_ref()
-                    .map(|kind| kind.as_str().to_owned())
-                    .unwrap_or_default(),
-                id: TaskId::from(identity::id(&properties).unwrap_or("without an id")),
-                payload,
-            }),
-        };
         Self {
-            message,
-            stated_enqueued_at: wire::stated_enqueued_at(&properties),
+            crashes: wire::crashes(&properties),
             properties,
             repaired,
+            tier,
+            arrived_at,
+            unparsed: Mutex::new(payload),
+            message: OnceLock::new(),
             key: OnceLock::new(),
         }
     }
 
+    /// The message. The first call parses it: a slot does that for most messages, so that a group's ticks are
+    /// short, and the memory is freed by the thread that allocated it.
+    pub(crate) fn message(&self) -> Result<&Message, &Unreadable> {
+        let message = self.message.get_or_init(|| self.parse());
+        message.as_ref()
+    }
+
+    /// A message without an id is given one.
+    fn parse(&self) -> Result<Message, Unreadable> {
+        let mut unparsed = self.unparsed.lock().unwrap_or_else(PoisonError::into_inner);
+        let payload = std::mem::take(&mut *unparsed);
+        let repaired = self.repaired.as_ref();
+        let envelope = match repaired.filter(|repaired| repaired.is_unreadable) {
+            Some(Repaired { problem, .. }) => {
+                Err(format!("its properties are malformed: {problem}"))
+            }
+            None => Message::envelope(&self.properties, &self.tier, self.arrived_at),
+        };
+        let task = || self.properties.kind().as_ref();
+        match envelope {
+            Ok(message) => Ok(Message { payload, ..message }),
+            Err(problem) => Err(Unreadable {
+                problem,
+                task: task().map_or_else(String::new, |task| task.as_str().to_owned()),
+                id: TaskId::from(identity::id(&self.properties).unwrap_or("without an id")),
+                payload,
+            }),
+        }
+    }
+
+    /// Says which tier the message is of. One that cannot be read is of none.
+    pub(crate) fn assign_tier(&mut self, tier: String) {
+        let _ = self.message();
+        if let Some(Ok(message)) = self.message.get_mut() {
+            message.tier = tier;
+        }
+    }
+
     pub(crate) fn payload(&self) -> &[u8] {
-        match &self.message {
+        match self.message() {
             Ok(message) => &message.payload,
             Err(unreadable) => &unreadable.payload,
         }
@@ -80,7 +103,7 @@ impl Received {
 
     /// The id, for logs and errors.
     pub(crate) fn id(&self) -> &TaskId {
-        match &self.message {
+        match self.message() {
             Ok(message) => &message.id,
             Err(unreadable) => &unreadable.id,
         }
@@ -88,7 +111,12 @@ impl Received {
 
     /// How often a worker died with it.
     pub(crate) fn crashes(&self) -> u32 {
-        self.message.as_ref().map_or(0, |message| message.crashes)
+        self.crashes
+    }
+
+    /// When the publisher says that it enqueued the message.
+    pub(crate) fn stated_enqueued_at(&self) -> Option<SystemTime> {
+        wire::stated_enqueued_at(&self.properties)
     }
 
     /// Identifies the message when it is delivered again; `None` if it came without an id. The first call
@@ -139,7 +167,7 @@ mod tests {
             properties,
             b"{}".to_vec(),
             None,
-            "normal",
+            "normal".into(),
             SystemTime::now(),
         )
     }
@@ -160,7 +188,7 @@ mod tests {
     #[test]
     fn an_unreadable_message_keeps_its_payload_and_says_why() {
         let received = received(BasicProperties::default().with_message_id("7".into()));
-        let unreadable = received.message.as_ref().unwrap_err();
+        let unreadable = received.message().unwrap_err();
         assert!(unreadable.problem.contains("type"), "{unreadable:?}");
         assert_eq!(
             (received.payload(), received.id().as_str()),

@@ -77,6 +77,7 @@ pub const MAX_HEADERS: usize = 48 << 10;
 
 /// What begins the names of headers that are ours.
 const OWN: &str = "tierline-";
+const CRASHES: &str = "tierline-crashes";
 const PERSISTENT: u8 = 2;
 /// What a header of text takes in a frame beside its name and value: two lengths and a type.
 const FIELD_OVERHEAD: usize = 6;
@@ -138,7 +139,7 @@ impl Message {
             insert(headers, "tierline-life", number(self.life.into()));
         }
         if self.crashes > 0 {
-            insert(headers, "tierline-crashes", number(self.crashes.into()));
+            insert(headers, CRASHES, number(self.crashes.into()));
         }
         if !self.history.is_empty() {
             insert(headers, "tierline-history", history_text(&self.history));
@@ -244,7 +245,7 @@ impl Message {
             headers: own_headers(headers),
             traceparent: headers.get("traceparent").and_then(text),
             life: count(headers.get("tierline-life")),
-            crashes: count(headers.get("tierline-crashes")),
+            crashes: count(headers.get(CRASHES)),
             history: history(headers.get("tierline-history")),
             redriven: headers
                 .get("tierline-redriven-from")
@@ -259,6 +260,12 @@ impl Message {
                 }),
         })
     }
+}
+
+/// How often a worker died with the message.
+pub(super) fn crashes(properties: &BasicProperties) -> u32 {
+    let headers = properties.headers().as_ref();
+    count(headers.and_then(|headers| headers.inner().get(CRASHES)))
 }
 
 /// When the publisher says that it enqueued the message, if it does.

@@ -77,7 +77,7 @@ impl Drop for Reporter {
 }
 
 async fn run(shared: &Arc<Shared>, received: &Arc<Received>, reporter: &Reporter) -> Next {
-    let Ok(message) = &received.message else {
+    let Ok(message) = received.message() else {
         return unreadable(received);
     };
     let task = task_ref(message);
@@ -129,7 +129,7 @@ async fn watched(
         let (shared, received) = (Arc::downgrade(shared), received.clone());
         let (key, events) = (reporter.key, reporter.events.clone());
         move |report| {
-            let Ok(message) = &received.message else {
+            let Ok(message) = received.message() else {
                 return;
             };
             if let Some(shared) = shared.upgrade() {

@@ -348,7 +348,8 @@ impl Taker {
         let tag = delivery.delivery_tag;
         let repaired = connection.repairs().take(channel.id(), tag);
         let now = SystemTime::now();
-        let mut received = Received::new(delivery.properties, delivery.data, repaired, "", now);
+        let mut received =
+            Received::new(delivery.properties, delivery.data, repaired, "".into(), now);
         let tier = self.assign_tier(&mut received);
         let received = Arc::new(received);
         let cause = match delivery.redelivered {
@@ -388,21 +389,20 @@ impl Taker {
 
     /// The tier of the message, as its index in the group. `None`: it is a tier of another group.
     fn assign_tier(&self, received: &mut Received) -> Option<usize> {
-        let Ok(message) = &mut received.message else {
+        let Ok(message) = received.message() else {
             return Some(0);
         };
         let tiers = &self.group.tiers;
-        match self.settings.topology.task(&message.task) {
+        let (tier, index) = match self.settings.topology.task(&message.task) {
             Some(route) => {
-                message.tier = route.tier.clone();
-                tiers.iter().position(|tier| *tier == route.tier)
+                let index = tiers.iter().position(|tier| *tier == route.tier);
+                (route.tier.clone(), index)
             }
             // The worker makes a dead letter of it.
-            None => {
-                message.tier = tiers.first().cloned().unwrap_or_default();
-                Some(0)
-            }
-        }
+            None => (tiers.first().cloned().unwrap_or_default(), Some(0)),
+        };
+        received.assign_tier(tier);
+        index
     }
 
     /// Offers the message to the group, runs it, and stores what follows.

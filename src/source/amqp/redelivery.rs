@@ -109,7 +109,7 @@ impl RedeliveryHistory {
                     self.excused_until
                         .is_none_or(|until| Instant::now() <= until)
                 })
-                .zip(received.stated_enqueued_at)
+                .zip(received.stated_enqueued_at())
                 .is_some_and(|(lost_at, enqueued_at)| enqueued_at <= lost_at);
         match was_returned || is_mass || is_explained {
             true => RedeliveryCause::Explained,
@@ -262,15 +262,19 @@ mod tests {
     use crate::task::PublishRequest;
 
     fn delivery(id: u32, enqueued_at: u64) -> Received {
-        let mut request = PublishRequest::named("greet", b"{}".to_vec());
-        request.id = Some(format!("task-{id}").as_str().into());
-        let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
-        let message = Message::first(request, "normal", 5, at);
+        let message = message(id, enqueued_at);
         received(message.properties("hotel"), message.payload)
     }
 
+    fn message(id: u32, enqueued_at: u64) -> Message {
+        let mut request = PublishRequest::named("greet", b"{}".to_vec());
+        request.id = Some(format!("task-{id}").as_str().into());
+        let at = UNIX_EPOCH + Duration::from_secs(enqueued_at);
+        Message::first(request, "normal", 5, at)
+    }
+
     fn received(properties: BasicProperties, payload: Vec<u8>) -> Received {
-        Received::new(properties, payload, None, "normal", UNIX_EPOCH)
+        Received::new(properties, payload, None, "normal".into(), UNIX_EPOCH)
     }
 
     fn key(id: u32) -> Option<Key> {
@@ -431,8 +435,9 @@ mod tests {
         let mut history = RedeliveryHistory::new(8);
         let at = UNIX_EPOCH + Duration::from_secs(60);
         history.lost(at, empty(), 0);
-        let mut counted = delivery(1, 50);
-        counted.message.as_mut().unwrap().crashes = 1;
+        let mut counted = message(1, 50);
+        counted.crashes = 1;
+        let counted = received(counted.properties("hotel"), counted.payload);
         assert_eq!(history.cause_of(&counted), RedeliveryCause::Unexplained);
         history.returned(counted.key());
         assert_eq!(history.cause_of(&counted), RedeliveryCause::Explained);

@@ -56,7 +56,7 @@ pub(super) enum Stored {
 impl ConsumerSettings {
     /// Stores what follows on a delivery. If the broker does not take it, a copy of the message takes its place.
     pub(super) async fn store(&self, origin: &Origin, received: &Received, next: Next) -> Stored {
-        let message = received.message.as_ref().ok();
+        let message = received.message().ok();
         let stored = match next {
             Next::Done => return Stored::Yes,
             Next::Back => return self.copy(origin, received, message.cloned()).await,
@@ -101,7 +101,7 @@ impl ConsumerSettings {
     /// While the broker stores nothing, a message that was never counted goes back and runs when it is delivered
     /// again: a broker with a memory alarm takes no messages until its queues are worked off.
     pub(super) async fn count_crash(&self, origin: &Origin, received: &Received) -> Stored {
-        let Ok(message) = &received.message else {
+        let Ok(message) = received.message() else {
             return self.store(origin, received, unreadable(received)).await;
         };
         let crashes = message.crashes.saturating_add(1);
@@ -140,7 +140,7 @@ impl ConsumerSettings {
 
     /// Moves a suspect from its tier's queue to the quarantine of its group.
     pub(super) async fn quarantine(&self, group: &str, received: &Received) -> Stored {
-        let Ok(message) = &received.message else {
+        let Ok(message) = received.message() else {
             return Stored::NoQuarantine;
         };
         match self.publish_to_quarantine(group, received, message).await {
@@ -171,7 +171,7 @@ impl ConsumerSettings {
             ..message
         };
         self.publish_later(received, &message, after).await?;
-        let Ok(before) = &received.message else {
+        let Ok(before) = received.message() else {
             return Ok(());
         };
         let task = task_ref(before);
@@ -325,7 +325,7 @@ impl ConsumerSettings {
     }
 
     fn tier_of(&self, origin: &Origin, received: &Received) -> String {
-        match (origin, &received.message) {
+        match (origin, received.message()) {
             (Origin::Tier(tier), _) => tier.clone(),
             (Origin::Quarantine(_), Ok(message)) => message.tier.clone(),
             (Origin::Quarantine(group), Err(_)) => {
@@ -339,7 +339,7 @@ impl ConsumerSettings {
     async fn report_not_stored(&self, received: &Received, error: &Error) {
         let id = received.id();
         tracing::warn!(%id, %error, "the broker did not store what follows on a task: it goes back");
-        if let Ok(message) = &received.message {
+        if let Ok(message) = received.message() {
             let (task, why) = (task_ref(message), &error.to_string());
             self.observers.emit(&Event::GivenBack { task, why });
         }
@@ -352,7 +352,7 @@ impl ConsumerSettings {
 
 /// What follows on a message that cannot be read.
 pub(crate) fn unreadable(received: &Received) -> Next {
-    let problem = received.message.as_ref().err();
+    let problem = received.message().err();
     let problem = problem.map(|unreadable| unreadable.problem.clone());
     Next::Dead {
         message: None,
@@ -381,7 +381,7 @@ fn delay_after_crash(crashes: u32) -> Duration {
 
 /// The task of a delivery, for events. One that cannot be read has what could be found out.
 fn received_task<'a>(received: &'a Received, tier: &'a str) -> TaskRef<'a> {
-    match &received.message {
+    match received.message() {
         Ok(message) => task_ref(message),
         Err(unreadable) => TaskRef {
             name: &unreadable.task,

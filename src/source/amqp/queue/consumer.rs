@@ -90,7 +90,7 @@ impl Queue {
     }
 
     fn subscribed(&mut self, subscribed: Subscribed) {
-        let (group, tier) = (&self.group, &self.name);
+        let (group, tier) = (&self.group, &*self.name);
         let observers = &self.settings.observers;
         if subscribed.was_declared {
             tracing::error!(group, tier, "the queue was gone, and is declared again");
@@ -115,7 +115,7 @@ impl Queue {
         };
         let is_connected = subscription.is_connected();
         if is_connected || self.has_own_connection {
-            let (group, tier) = (&self.group, &self.name);
+            let (group, tier) = (&self.group, &*self.name);
             tracing::warn!(group, tier, cause, "a consumer is lost");
             let observers = &self.settings.observers;
             observers.emit(&Event::Interrupted { group, tier, cause });

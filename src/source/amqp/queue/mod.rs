@@ -40,7 +40,7 @@ pub(super) struct Queue {
     settings: Arc<ConsumerSettings>,
     group: String,
     tier: usize,
-    name: String,
+    name: Arc<str>,
     queue: String,
     window: u16,
     /// How long a prefetched message may wait for a slot.
@@ -88,7 +88,7 @@ impl Queue {
         Self {
             group: group.name.clone(),
             tier: index,
-            name: tier.name.clone(),
+            name: tier.name.as_str().into(),
             queue: settings.topology.names().queue(tier),
             window,
             patience: settings.topology.broker().ack_timeout / ACK_TIMEOUT_PARTS,
@@ -142,7 +142,13 @@ impl Queue {
             data,
             ..
         } = delivery;
-        let received = Received::new(properties, data, repaired, &self.name, SystemTime::now());
+        let received = Received::new(
+            properties,
+            data,
+            repaired,
+            self.name.clone(),
+            SystemTime::now(),
+        );
         let cause = match redelivered {
             true if self.adopt(&received, tag) => return,
             true => self.history.cause_of(&received),
@@ -200,7 +206,7 @@ impl Queue {
     }
 
     fn origin(&self) -> Origin {
-        Origin::Tier(self.name.clone())
+        Origin::Tier(self.name.to_string())
     }
 }
 

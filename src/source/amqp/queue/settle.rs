@@ -155,7 +155,7 @@ impl Queue {
         let number = self.prefetched.partition_point(|it| it.1 <= since);
         for (handle, _) in self.prefetched.drain(..number).collect::<Vec<_>>() {
             if let Some(unsettled) = self.unsettled.get(&handle)
-                && let Ok(message) = &unsettled.received.message
+                && let Ok(message) = unsettled.received.message()
             {
                 let task = task_ref(message);
                 let why = "no slot was free for it before the broker's ack timeout drew near";
@@ -169,7 +169,7 @@ impl Queue {
     /// Puts a delivery back that has not begun.
     pub(super) fn put_back(&mut self, handle: Handle) {
         if let Some(unsettled) = self.unsettled.get(&handle) {
-            let next = match &unsettled.received.message {
+            let next = match unsettled.received.message() {
                 Ok(_) => Next::Back,
                 Err(_) => unreadable(&unsettled.received),
             };

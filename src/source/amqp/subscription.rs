@@ -11,8 +11,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
-    QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions,
+    BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::FieldTable;
@@ -124,9 +124,7 @@ impl Subscription {
     ) -> Poll<Result<(Delivery, Option<Repaired>), String>> {
         match Pin::new(&mut self.consumer).poll_next(cx) {
             Poll::Ready(Some(Ok(delivery))) => {
-                let tag = delivery.delivery_tag;
-                self.acks.delivered(tag);
-                let repaired = self.repairs.take(self.channel.id(), tag);
+                let repaired = self.delivered(&delivery);
                 Poll::Ready(Ok((delivery, repaired)))
             }
             // The channel goes on: what is running is still to be acknowledged.
@@ -199,13 +197,37 @@ impl Subscription {
 
     /// Asks for no more deliveries. When the future completes, all that the broker has sent are here: lapin
     /// drops those that arrive after a cancel that does not wait for its answer.
-    pub(super) fn cancel(&mut self) -> BoxFuture<'static, ()> {
+    ///
+    /// A message that was published in the moment of the cancel may have been on its way. A quorum queue takes it
+    /// back before it answers, and marks it as redelivered. So the future takes what is marked at the head of the
+    /// queue, as many as the prefetch window has room for, and at most one that is not marked.
+    pub(super) fn cancel(&mut self, room: usize) -> BoxFuture<'static, Vec<Delivery>> {
         self.is_cancelled = true;
         let (channel, tag) = (self.channel.clone(), self.consumer.tag());
+        let queue = self.queue.clone();
         Box::pin(async move {
             let options = BasicCancelOptions { nowait: false };
-            let _ = timeout(LIMIT, channel.basic_cancel(tag, options)).await;
+            let cancelled = timeout(LIMIT, channel.basic_cancel(tag, options)).await;
+            let mut taken: Vec<Delivery> = Vec::new();
+            if !matches!(cancelled, Ok(Ok(()))) {
+                return taken;
+            }
+            while taken.len() < room && taken.last().is_none_or(|last| last.redelivered) {
+                let options = BasicGetOptions { no_ack: false };
+                let getting = channel.basic_get(queue.as_str().into(), options);
+                match timeout(LIMIT, getting).await {
+                    Ok(Ok(Some(got))) => taken.push(got.delivery),
+                    _ => break,
+                }
+            }
+            taken
         })
+    }
+
+    /// Counts a delivery. What was wrong with its properties, if anything.
+    pub(super) fn delivered(&mut self, delivery: &Delivery) -> Option<Repaired> {
+        self.acks.delivered(delivery.delivery_tag);
+        self.repairs.take(self.channel.id(), delivery.delivery_tag)
     }
 
     /// Asks what the queue is like. The broker answers on the same channel, after all that it

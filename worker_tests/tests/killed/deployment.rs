@@ -267,6 +267,14 @@ impl Deployment {
         assert!(waited.is_ok(), "{found:?} messages wait, not {depth}");
     }
 
+    /// Whether nothing waits but dead letters. Meant for when no worker is left.
+    pub(crate) async fn is_drained(&self) -> bool {
+        let queues = self.vhost.queues().await.unwrap();
+        queues
+            .iter()
+            .all(|queue| queue.depth == 0 || queue.name.ends_with(".dlq"))
+    }
+
     pub(crate) async fn dead_letters(&self) -> u64 {
         let normal = self.vhost.depth("deployment.normal.dlq").await.unwrap();
         u64::from(normal + self.vhost.depth("deployment.low.dlq").await.unwrap())
@@ -355,6 +363,15 @@ impl Worker {
     pub(crate) async fn terminate(&mut self) {
         self.ask_to_end().await;
         self.until_terminated().await;
+    }
+
+    /// Likewise, for a worker that may have died or may be killed meanwhile.
+    pub(crate) async fn end(&mut self) {
+        if self.process.try_wait().unwrap().is_none() {
+            self.ask_to_end().await;
+            let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+            ended.unwrap().unwrap();
+        }
     }
 
     pub(crate) async fn ask_to_end(&self) {

@@ -1,12 +1,14 @@
 //! A shutdown: nothing is received any more, and what has not begun is copied.
 
-use std::task::Context;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use lapin::message::Delivery as AmqpDelivery;
 use tokio::time::Instant;
 
 use super::{Consumer, Queue};
+use crate::source::amqp::redelivery::RedeliveryCause;
 
 /// How long a shutdown waits until the prefetch window is full before it cancels the consumer.
 const FILL_LIMIT: Duration = Duration::from_millis(300);
@@ -17,7 +19,7 @@ pub(super) struct Drain {
     pub(super) cancel_by: Instant,
     /// Whether the broker was asked if the queue is empty.
     has_asked: bool,
-    pub(super) cancelling: Option<BoxFuture<'static, ()>>,
+    pub(super) cancelling: Option<BoxFuture<'static, Vec<AmqpDelivery>>>,
 }
 
 impl Drain {
@@ -35,7 +37,7 @@ impl Queue {
     ///
     /// A quorum queue takes back what is under way to a cancelled consumer, and marks it as redelivered. So the
     /// consumer is cancelled when nothing can be under way: its window is full, because nothing is acknowledged
-    /// meanwhile, or the queue is empty.
+    /// meanwhile, or the queue is empty. What is published in the moment of the cancel, the cancel itself takes.
     ///
     /// Returns whether the broker has just answered the cancel.
     pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>) -> bool {
@@ -57,20 +59,30 @@ impl Queue {
         {
             let is_full = subscription.unsettled() >= self.window.into();
             if is_full || !self.outlook.expects_more || Instant::now() >= drain.cancel_by {
-                drain.cancelling = Some(subscription.cancel());
+                let room = usize::from(self.window).saturating_sub(subscription.unsettled());
+                drain.cancelling = Some(subscription.cancel(room));
                 // The broker would answer that the queue has no consumer.
                 self.outlook.lost();
             } else if !std::mem::replace(&mut drain.has_asked, true) {
                 self.outlook.ask(subscription, cx);
             }
         }
-        if let Some(cancelling) = &mut drain.cancelling
-            && cancelling.as_mut().poll(cx).is_ready()
-        {
-            drain.cancelling = None;
-            return true;
+        let Some(cancelling) = &mut drain.cancelling else {
+            return false;
+        };
+        let Poll::Ready(taken) = cancelling.as_mut().poll(cx) else {
+            return false;
+        };
+        drain.cancelling = None;
+        for delivery in taken {
+            if let Consumer::Subscribed(subscription) = &mut self.consumer {
+                let repaired = subscription.delivered(&delivery);
+                let (received, tag) = self.received(delivery, repaired);
+                // It was redelivered because of this cancel, or most likely so.
+                self.accept(received, tag, RedeliveryCause::Explained);
+            }
         }
-        false
+        true
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

@@ -135,25 +135,29 @@ impl Queue {
 
     fn receive(&mut self, delivery: AmqpDelivery, repaired: Option<Repaired>) {
         self.outlook.moved();
-        let AmqpDelivery {
-            delivery_tag: tag,
-            redelivered,
-            properties,
-            data,
-            ..
-        } = delivery;
-        let received = Received::new(
-            properties,
-            data,
-            repaired,
-            self.name.clone(),
-            SystemTime::now(),
-        );
+        let redelivered = delivery.redelivered;
+        let (received, tag) = self.received(delivery, repaired);
         let cause = match redelivered {
             true if self.adopt(&received, tag) => return,
             true => self.history.cause_of(&received),
             false => self.history.first_delivery(),
         };
+        self.accept(received, tag, cause);
+    }
+
+    fn received(&self, delivery: AmqpDelivery, repaired: Option<Repaired>) -> (Received, u64) {
+        let AmqpDelivery {
+            delivery_tag: tag,
+            properties,
+            data,
+            ..
+        } = delivery;
+        let (tier, now) = (self.name.clone(), SystemTime::now());
+        (Received::new(properties, data, repaired, tier, now), tag)
+    }
+
+    /// Lets a delivery run, or does with it what its cause asks for.
+    fn accept(&mut self, received: Received, tag: u64, cause: RedeliveryCause) {
         if cause == RedeliveryCause::Done {
             self.finished(self.generation, tag);
             return;

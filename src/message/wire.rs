@@ -171,7 +171,7 @@ impl Message {
             }
             if is_reserved(name) {
                 return refuse(format!(
-                    "the header {name:?} is not yours to set: choose another name"
+                    "the header {name:?} is reserved: choose another name"
                 ));
             }
         }

@@ -106,14 +106,15 @@ impl PublishConnection {
 
     /// Lets go of the connection, for good: closes it, or gives it back to the app's pool.
     pub(super) async fn close(&self) {
+        if !self.connection.is_pooled() {
+            // Before its channels: lapin logs an error for each that is being closed when its connection is.
+            self.connection.end().await;
+        }
         for slot in &self.channels {
             // A channel that is being replaced has nothing under way.
             if let Ok(mut slot) = slot.try_lock() {
                 slot.take();
             }
-        }
-        if !self.connection.is_pooled() {
-            self.connection.end().await;
         }
     }
 

@@ -173,7 +173,7 @@ impl Worker {
                 worker: worker_name(),
                 version: parts.version,
                 may_declare: parts.may_declare,
-                dead_at_crashes: QUARANTINE_FROM + crash_budget,
+                dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
                 suspects: parts.suspects,
                 redeclared: Default::default(),
             }),

@@ -377,7 +377,8 @@ impl Taker {
         match stored {
             // If it is delivered again all the same, it is done.
             Stored::Yes if settled.is_err() => self.history.ended_unacknowledged(received.key()),
-            Stored::Yes => {}
+            // The broker may not have read the acknowledgement.
+            Stored::Yes => self.history.ended(received.key()),
             Stored::Copied if settled.is_ok() => {}
             Stored::Copied | Stored::No | Stored::NoQuarantine => {
                 self.history.returned(received.key());

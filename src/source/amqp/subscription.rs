@@ -17,7 +17,7 @@ use lapin::options::{
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer, ErrorKind};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::acks::Acks;
 use super::subscribe::QueueToConsume;
@@ -27,6 +27,11 @@ use crate::message::Repaired;
 
 /// How long it may take to begin to consume.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long the broker may take for each acknowledgement before a channel is closed. It gives a quorum queue 32 of a
+/// channel's commands at a time, and drops the others when the channel is closed.
+const ACK_TIME: Duration = Duration::from_millis(1);
+/// How long a close waits for that, at most.
+const LONGEST_ACK_TIME: Duration = Duration::from_millis(1_500);
 
 /// A tier that is consumed from.
 #[derive(Debug)]
@@ -41,6 +46,8 @@ pub(super) struct Subscription {
     own: Option<Arc<Connection>>,
     /// Whether no more deliveries are wanted.
     is_cancelled: bool,
+    /// When the broker has carried out all acknowledgements, most likely.
+    acknowledged_by: Instant,
 }
 
 /// Why there is no subscription.
@@ -102,6 +109,7 @@ impl Subscription {
                 connection: Arc::downgrade(connection),
                 own,
                 is_cancelled: false,
+                acknowledged_by: Instant::now(),
             }),
             Ok(Err(error)) if is_not_found(&error) => Err(NoSubscription::NoQueue),
             Ok(Err(error)) => {
@@ -177,12 +185,16 @@ impl Subscription {
     /// lapin queues the frame when it is first asked, and then waits for the socket. Nobody needs to
     /// wait for that: if the channel is lost, so is the acknowledgement, and the consumer ends.
     pub(super) fn flush(&mut self) {
+        let mut sent = 0;
         self.acks.flush(|ack| {
+            sent += 1;
             let options = BasicAckOptions {
                 multiple: ack.multiple,
             };
             let _ = self.channel.basic_ack(ack.tag, options).now_or_never();
         });
+        let begin = self.acknowledged_by.max(Instant::now());
+        self.acknowledged_by = begin + ACK_TIME * sent;
     }
 
     /// Gives a delivery back to the broker.
@@ -251,6 +263,8 @@ impl Subscription {
     /// Closes the channel and waits for that: the broker has then read every acknowledgement, and
     /// taken back all else. Dropping it instead would drop frames that are not sent yet.
     pub(super) async fn close(self) {
+        let latest = Instant::now() + LONGEST_ACK_TIME;
+        sleep_until(self.acknowledged_by.min(latest)).await;
         let goodbye = self.channel.close(200, "done".into());
         // Without an answer it ends with the connection.
         let _ = timeout(LIMIT, goodbye).await;

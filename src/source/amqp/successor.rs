@@ -235,23 +235,38 @@ impl ConsumerSettings {
         let Some(message) = message else {
             return Stored::No;
         };
-        let deadline = Instant::now() + COPY_LIMIT;
-        let outgoing = match origin {
-            Origin::Tier(_) => self.outgoing(received, &message, Duration::ZERO),
-            Origin::Quarantine(group) => Ok(self.quarantined(group, received, &message)),
-        };
-        let copied = match outgoing {
-            Ok(outgoing) => {
-                self.publisher
-                    .forward(outgoing, &message.id, deadline)
-                    .await
+        let copied = match origin {
+            Origin::Tier(_) => self.copy_to_tier(received, &message).await,
+            Origin::Quarantine(group) => {
+                let outgoing = self.quarantined(group, received, &message);
+                match self.publish_copy(outgoing, &message).await {
+                    // Somebody deleted the quarantine: what is returned to it is lost.
+                    Err(Error::Publish(PublishError::Unroutable { .. })) => {
+                        self.copy_to_tier(received, &message).await
+                    }
+                    copied => copied,
+                }
             }
-            Err(error) => Err(error),
         };
         match copied {
             Ok(()) => Stored::Copied,
             Err(_) => Stored::No,
         }
+    }
+
+    async fn copy_to_tier(&self, received: &Received, message: &Message) -> Result<(), Error> {
+        let outgoing = self.outgoing(received, message, Duration::ZERO)?;
+        self.publish_copy(outgoing, message).await
+    }
+
+    async fn publish_copy(
+        &self,
+        outgoing: OutgoingMessage,
+        message: &Message,
+    ) -> Result<(), Error> {
+        let deadline = Instant::now() + COPY_LIMIT;
+        let publishing = self.publisher.forward(outgoing, &message.id, deadline);
+        publishing.await
     }
 
     async fn publish_later(

@@ -10,6 +10,7 @@ mod logs;
 mod middleware;
 mod order;
 mod outcomes;
+mod quarantine;
 mod reconnect;
 mod shutdown;
 

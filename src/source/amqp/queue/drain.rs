@@ -12,11 +12,16 @@ use crate::source::amqp::redelivery::RedeliveryCause;
 
 /// How long a shutdown waits until the prefetch window is full before it cancels the consumer.
 const FILL_LIMIT: Duration = Duration::from_millis(300);
+/// How long a shutdown withholds acknowledgements until everything is settled. One acknowledgement then stands for
+/// all; single ones might not be carried out before the channel is closed.
+const GATHER_LIMIT: Duration = Duration::from_secs(1);
 
 /// A shutdown that has begun.
 pub(super) struct Drain {
     /// When to cancel the consumer at the latest.
     pub(super) cancel_by: Instant,
+    /// When to acknowledge what is settled at the latest.
+    pub(super) acknowledge_by: Instant,
     /// Whether the broker was asked if the queue is empty.
     has_asked: bool,
     pub(super) cancelling: Option<BoxFuture<'static, Vec<AmqpDelivery>>>,
@@ -24,8 +29,10 @@ pub(super) struct Drain {
 
 impl Drain {
     pub(super) fn new() -> Self {
+        let now = Instant::now();
         Self {
-            cancel_by: Instant::now() + FILL_LIMIT,
+            cancel_by: now + FILL_LIMIT,
+            acknowledge_by: now + GATHER_LIMIT,
             has_asked: false,
             cancelling: None,
         }

@@ -259,7 +259,14 @@ impl Source for Queue {
             Consumer::Subscribed(_) if drain.is_none() => Some(self.outlook.next_check()),
             _ => None,
         };
-        [starved, cancel, check].into_iter().flatten().min()
+        let acknowledge = match &self.consumer {
+            Consumer::Subscribed(subscription) if subscription.has_finished() => {
+                drain.map(|it| it.acknowledge_by)
+            }
+            _ => None,
+        };
+        let due = [starved, cancel, acknowledge, check];
+        due.into_iter().flatten().min()
     }
 
     fn supply(&mut self) -> Supply {
@@ -331,11 +338,14 @@ impl Source for Queue {
     }
 
     fn flush(&mut self, is_quiet: bool) -> bool {
-        let is_filling = self.drain.is_some() && !self.is_cancelled();
+        let is_withheld = self.drain.as_ref().is_some_and(|drain| {
+            let is_gathering = Instant::now() < drain.acknowledge_by && !self.unsettled.is_empty();
+            !self.is_cancelled() || is_gathering
+        });
         let Consumer::Subscribed(subscription) = &mut self.consumer else {
             return false;
         };
-        if is_filling || !subscription.has_finished() {
+        if is_withheld || !subscription.has_finished() {
             self.gathering_since = None;
             return false;
         }
@@ -381,7 +391,8 @@ impl Source for Queue {
                 ..
             } = *self;
             drop(connection_changed);
-            if let Consumer::Subscribed(subscription) = consumer {
+            if let Consumer::Subscribed(mut subscription) = consumer {
+                subscription.flush();
                 subscription.close().await;
             }
             connection.close().await;

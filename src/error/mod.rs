@@ -183,7 +183,7 @@ impl Error {
     pub fn stored(&self) -> Option<Stored> {
         match self {
             Error::Publish(error) => Some(error.stored()),
-            Error::Closed { .. } | Error::InvalidDuration(_) => Some(Stored::No),
+            Error::Closed { .. } => Some(Stored::No),
             Error::Shared(error) => error.stored(),
             _ => None,
         }

@@ -71,7 +71,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
             task: "a", timeout: Duration::MAX, group: "b".into(), prefetch: 1, ack_timeout: Duration::ZERO,
         })).into(), Configuration, false, None),
         (WorkerError::NoWatchdog { cause: io() }.into(), System, false, None),
-        (Error::InvalidDuration(Box::new("soon".into_duration().unwrap_err().of("delay"))), Invalid, false, NO),
+        (Error::InvalidDuration(Box::new("soon".into_duration().unwrap_err().of("delay"))), Invalid, false, None),
         (Error::Closed { tried: t() }, Closed, false, NO),
         (BrokerError::InvalidPool { problem: t() }.into(), Configuration, false, None),
         (Error::InvalidToken { shortest: 16 }, Invalid, false, None),

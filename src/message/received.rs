@@ -56,8 +56,8 @@ impl Received {
         }
     }
 
-    /// The message. The first call parses it: a slot does that for most messages, so that a group's ticks are
-    /// short, and the memory is freed by the thread that allocated it.
+    /// The message. The first call parses it. For most messages that is the job in a slot, so that a group's ticks
+    /// are short.
     pub(crate) fn message(&self) -> Result<&Message, &Unreadable> {
         let message = self.message.get_or_init(|| self.parse());
         message.as_ref()

@@ -174,12 +174,16 @@ async fn every_publish_ends_in_time_and_what_was_confirmed_is_there_whatever_the
     recovered().await;
     broker.pause().await.unwrap();
     // A process that is busy stops a moment after it was told to.
-    let silent = loop {
-        let publishing = app.publish(Pay { order: 0 }).deadline("1s");
-        if let Err(silent) = publishing.await {
-            break silent;
+    let silent = async {
+        loop {
+            let publishing = app.publish(Pay { order: 0 }).deadline("1s");
+            if let Err(silent) = publishing.await {
+                return silent;
+            }
         }
     };
+    let silent = tokio::time::timeout(Duration::from_secs(60), silent);
+    let silent = silent.await.unwrap();
     assert_eq!(silent.kind(), ErrorKind::Connection, "{silent:?}");
     broker.resume().await.unwrap();
     recovered().await;

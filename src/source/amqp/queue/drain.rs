@@ -44,7 +44,7 @@ impl Queue {
     ///
     /// A quorum queue takes back what is under way to a cancelled consumer, and marks it as redelivered. So the
     /// consumer is cancelled when nothing can be under way: its window is full, because nothing is acknowledged
-    /// meanwhile, or the queue is empty. What is published in the moment of the cancel, the cancel itself takes.
+    /// meanwhile, or the queue is empty. `Subscription::cancel` takes what is published in between.
     ///
     /// Returns whether the broker has just answered the cancel.
     pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>) -> bool {

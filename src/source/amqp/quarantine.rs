@@ -25,6 +25,7 @@ use super::successor::{Origin, Stored};
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
 use crate::message::Received;
+use crate::source::suspects::Running;
 use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology;
 
@@ -44,8 +45,7 @@ pub(super) struct Quarantine {
     offers: mpsc::Receiver<Offer>,
     /// The message that waits for a slot.
     offer: Option<Offer>,
-    /// The message that runs, and where to send what follows on it.
-    running: Option<(Handle, oneshot::Sender<Next>)>,
+    running: Option<RunningOffer>,
     next_handle: Handle,
     settled: mpsc::Receiver<()>,
     /// The delivery whose successor is being stored.
@@ -56,6 +56,14 @@ pub(super) struct Quarantine {
     taker: AbortOnDropHandle<()>,
     has_taker_ended: bool,
     connection: ConsumerConnection,
+}
+
+/// The message that runs.
+struct RunningOffer {
+    handle: Handle,
+    /// Where to send what follows on it.
+    next: oneshot::Sender<Next>,
+    _running: Running,
 }
 
 /// A message that may run, until its receiver is dropped.
@@ -173,13 +181,16 @@ impl Source for Quarantine {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        None
+        match self.offer {
+            Some(_) => self.settings.suspects.start_at(),
+            None => None,
+        }
     }
 
     fn supply(&mut self) -> Supply {
         match self.offer {
-            Some(_) => Supply::Ready,
-            None => Supply::Empty,
+            Some(_) if self.settings.suspects.start_at().is_none() => Supply::Ready,
+            _ => Supply::Empty,
         }
     }
 
@@ -187,12 +198,16 @@ impl Source for Quarantine {
         let Offer {
             received, begin, ..
         } = self.offer.take()?;
-        let (sender, next) = oneshot::channel();
+        let (next, receiver) = oneshot::channel();
         // Otherwise it has just gone to the back of the quarantine.
-        begin.send(next).ok()?;
+        begin.send(receiver).ok()?;
         let handle = self.next_handle;
         self.next_handle += 1;
-        self.running = Some((handle, sender));
+        self.running = Some(RunningOffer {
+            handle,
+            next,
+            _running: self.settings.suspects.start(),
+        });
         Some(Delivery { handle, received })
     }
 
@@ -201,9 +216,9 @@ impl Source for Quarantine {
     }
 
     fn settle(&mut self, handle: Handle, next: Next) {
-        if let Some((_, sender)) = self.running.take_if(|it| it.0 == handle) {
+        if let Some(running) = self.running.take_if(|it| it.handle == handle) {
             self.settling = (!matches!(next, Next::Done)).then_some(handle);
-            self.is_orphan = sender.send(next).is_err();
+            self.is_orphan = running.next.send(next).is_err();
         }
     }
 
@@ -280,7 +295,7 @@ impl Taker {
             let taken = match &channel {
                 Some((_, channel)) => {
                     let suspects = self.settings.suspects.clone();
-                    let Some(permit) = draining.run_until_cancelled(suspects.none_held()).await
+                    let Some(permit) = draining.run_until_cancelled(suspects.quarantine()).await
                     else {
                         return;
                     };
@@ -357,6 +372,10 @@ impl Taker {
             false => self.history.first_delivery(),
         };
         let origin = Origin::Quarantine(self.group.name.clone());
+        let counting = match cause {
+            RedeliveryCause::Unexplained => Some(self.settings.suspects.count()),
+            RedeliveryCause::Explained | RedeliveryCause::Done => None,
+        };
         let stored = match (cause, tier) {
             (RedeliveryCause::Done, _) => Stored::Yes,
             (RedeliveryCause::Unexplained, _) => {
@@ -385,6 +404,7 @@ impl Taker {
             }
             Stored::NoAndSuspect => {}
         }
+        drop(counting);
         settled
     }
 

@@ -143,8 +143,9 @@ impl Queue {
         tokio::spawn(subscription.close());
         let waiting: Vec<_> = self
             .prefetched
-            .drain(..)
-            .filter_map(|(handle, _)| self.unsettled.remove(&handle))
+            .drain_until(Instant::now())
+            .into_iter()
+            .filter_map(|handle| self.unsettled.remove(&handle))
             .map(|unsettled| unsettled.received.key())
             .collect();
         self.orphans = self.unsettled.keys().copied().collect();

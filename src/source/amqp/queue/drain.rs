@@ -51,7 +51,7 @@ impl Queue {
         if self.drain.is_none() {
             return false;
         }
-        for (handle, _) in std::mem::take(&mut self.prefetched) {
+        for handle in self.prefetched.drain_until(Instant::now()) {
             self.put_back(handle);
         }
         let Some(drain) = &mut self.drain else {

@@ -1,9 +1,11 @@
 //! A tier's queue as a source.
 //!
-//! `consumer` keeps it subscribed, `settle` ends its deliveries, `drain` is its part of a shutdown.
+//! `consumer` keeps it subscribed, `prefetched` has the deliveries that wait for a slot, `settle` ends deliveries,
+//! `drain` is its part of a shutdown.
 
 mod consumer;
 mod drain;
+mod prefetched;
 mod settle;
 
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +20,7 @@ use tokio::time::Instant;
 
 use self::consumer::{Consumer, FIRST_SUBSCRIPTION};
 use self::drain::Drain;
+use self::prefetched::Prefetched;
 use self::settle::Unsettled;
 use super::ConsumerSettings;
 use super::consumer_connection::ConsumerConnection;
@@ -55,8 +58,7 @@ pub(super) struct Queue {
     has_own_connection: bool,
     /// Until when the other tiers wait for the first subscription on this connection.
     first_subscription_by: Option<Instant>,
-    /// Deliveries that may run, in the order of their arrival.
-    prefetched: VecDeque<(Handle, Instant)>,
+    prefetched: Prefetched,
     /// All deliveries that are not settled.
     unsettled: HashMap<Handle, Unsettled>,
     /// Those whose channel was lost. Some may be settled meanwhile.
@@ -98,7 +100,7 @@ impl Queue {
             generation: 0,
             has_own_connection: false,
             first_subscription_by: Some(Instant::now() + FIRST_SUBSCRIPTION),
-            prefetched: VecDeque::new(),
+            prefetched: Prefetched::default(),
             unsettled: HashMap::new(),
             orphans: Vec::new(),
             next_handle: 0,
@@ -173,7 +175,8 @@ impl Queue {
             received: received.clone(),
             is_taken: false,
             storing: None,
-            suspect: None,
+            running: None,
+            counting: is_unexplained.then(|| self.settings.suspects.count()),
         };
         self.unsettled.insert(handle, unsettled);
         let (settings, origin) = (self.settings.clone(), self.origin());
@@ -187,7 +190,7 @@ impl Queue {
                 settings.quarantine(&group, &received).await
             });
         } else {
-            self.prefetched.push_back((handle, Instant::now()));
+            self.prefetched.push(handle, crashes > 0);
         }
     }
 
@@ -247,7 +250,11 @@ impl Source for Queue {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let starved = self.prefetched.front().map(|it| it.1 + self.patience);
+        let starved = self.prefetched.oldest().map(|it| it + self.patience);
+        let suspect = match self.prefetched.has_suspect() {
+            true => self.settings.suspects.start_at(),
+            false => None,
+        };
         let drain = self.drain.as_ref();
         let is_waiting = match &self.consumer {
             Consumer::None => false,
@@ -265,12 +272,12 @@ impl Source for Queue {
             }
             _ => None,
         };
-        let due = [starved, cancel, acknowledge, check];
+        let due = [starved, suspect, cancel, acknowledge, check];
         due.into_iter().flatten().min()
     }
 
     fn supply(&mut self) -> Supply {
-        if !self.prefetched.is_empty() {
+        if self.prefetched.is_ready(&self.settings.suspects) {
             return Supply::Ready;
         }
         match &self.consumer {
@@ -293,11 +300,11 @@ impl Source for Queue {
     }
 
     fn take(&mut self) -> Option<Delivery> {
-        let (handle, _) = self.prefetched.pop_front()?;
+        let handle = self.prefetched.take(&self.settings.suspects)?;
         let unsettled = self.unsettled.get_mut(&handle)?;
         unsettled.is_taken = true;
         if unsettled.received.crashes() > 0 {
-            unsettled.suspect = Some(self.settings.suspects.hold());
+            unsettled.running = Some(self.settings.suspects.start());
         }
         let received = unsettled.received.clone();
         Some(Delivery { handle, received })

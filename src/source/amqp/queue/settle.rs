@@ -11,7 +11,7 @@ use crate::message::Received;
 use crate::observe::Event;
 use crate::source::amqp::subscription::Subscription;
 use crate::source::amqp::successor::{Stored, unreadable};
-use crate::source::suspects::Held;
+use crate::source::suspects::{Counting, Running};
 use crate::source::{Handle, Next, Source, task_ref};
 
 /// A delivery that is not settled. The channel that it came on may be lost meanwhile.
@@ -23,7 +23,10 @@ pub(super) struct Unsettled {
     pub(super) is_taken: bool,
     /// What follows on it, while that is being stored.
     pub(super) storing: Option<AbortOnDropHandle<()>>,
-    pub(super) suspect: Option<Held>,
+    /// Set while it runs, if it has a crash count.
+    pub(super) running: Option<Running>,
+    /// Set while its crash count is being stored, until it is settled.
+    pub(super) counting: Option<Counting>,
 }
 
 /// Tells the source when it is dropped, even if the task that stores panics.
@@ -76,7 +79,7 @@ impl Queue {
             && matches!(self.consumer, Consumer::Subscribed(_))
         {
             unsettled.storing = None;
-            self.prefetched.push_back((handle, Instant::now()));
+            self.prefetched.push(handle, true);
             return;
         }
         let Some(unsettled) = self.unsettled.remove(&handle) else {
@@ -87,6 +90,7 @@ impl Queue {
             tag,
             received,
             is_taken,
+            counting,
             ..
         } = unsettled;
         match stored {
@@ -111,6 +115,7 @@ impl Queue {
         if is_taken {
             self.settled.push_back(handle);
         }
+        drop(counting);
     }
 
     /// A delivery can be acknowledged. Whether its channel is there.
@@ -147,13 +152,11 @@ impl Queue {
     /// Puts prefetched deliveries back that have waited so long that the broker's ack timeout draws near.
     pub(super) fn put_back_starved(&mut self) {
         let now = Instant::now();
-        let is_due = |oldest: &(Handle, Instant)| now.duration_since(oldest.1) >= self.patience;
-        if !self.prefetched.front().is_some_and(is_due) {
+        let oldest = self.prefetched.oldest();
+        if oldest.is_none_or(|oldest| now.duration_since(oldest) < self.patience) {
             return;
         }
-        let since = now - self.patience / 2;
-        let number = self.prefetched.partition_point(|it| it.1 <= since);
-        for (handle, _) in self.prefetched.drain(..number).collect::<Vec<_>>() {
+        for handle in self.prefetched.drain_until(now - self.patience / 2) {
             if let Some(unsettled) = self.unsettled.get(&handle)
                 && let Ok(message) = unsettled.received.message()
             {

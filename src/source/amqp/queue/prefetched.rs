@@ -1,0 +1,104 @@
+//! The deliveries of a queue that wait for a slot.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use crate::source::{Handle, Suspects};
+
+/// Deliveries that may run, with when they came. Handles count up, so the lower one came first.
+#[derive(Debug, Default)]
+pub(super) struct Prefetched {
+    ready: VecDeque<(Handle, Instant)>,
+    /// Those with a crash count. They do not start while their process stores crash counts, and nothing waits for
+    /// them.
+    suspects: VecDeque<(Handle, Instant)>,
+}
+
+impl Prefetched {
+    pub(super) fn push(&mut self, handle: Handle, is_suspect: bool) {
+        let waiting = match is_suspect {
+            true => &mut self.suspects,
+            false => &mut self.ready,
+        };
+        waiting.push_back((handle, Instant::now()));
+    }
+
+    pub(super) fn has_suspect(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
+    /// Whether one may start now.
+    pub(super) fn is_ready(&self, suspects: &Suspects) -> bool {
+        !self.ready.is_empty() || self.may_suspect_start(suspects)
+    }
+
+    /// The first of those that may start now.
+    pub(super) fn take(&mut self, suspects: &Suspects) -> Option<Handle> {
+        let first = |waiting: &VecDeque<_>| waiting.front().map_or(Handle::MAX, |it: &(_, _)| it.0);
+        let is_suspect_first =
+            self.may_suspect_start(suspects) && first(&self.suspects) < first(&self.ready);
+        let waiting = match is_suspect_first {
+            true => &mut self.suspects,
+            false => &mut self.ready,
+        };
+        waiting.pop_front().map(|it| it.0)
+    }
+
+    /// When the one came that has waited longest.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        let fronts = [self.ready.front(), self.suspects.front()];
+        fronts.into_iter().flatten().map(|it| it.1).min()
+    }
+
+    /// Takes those out that came at this time or before, in the order in which they came.
+    pub(super) fn drain_until(&mut self, time: Instant) -> Vec<Handle> {
+        let mut drained = Vec::new();
+        for waiting in [&mut self.ready, &mut self.suspects] {
+            let number = waiting.partition_point(|it| it.1 <= time);
+            drained.extend(waiting.drain(..number).map(|it| it.0));
+        }
+        drained.sort_unstable();
+        drained
+    }
+
+    fn may_suspect_start(&self, suspects: &Suspects) -> bool {
+        self.has_suspect() && suspects.start_at().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn prefetched() -> Prefetched {
+        let mut prefetched = Prefetched::default();
+        for (handle, is_suspect) in [(1, false), (2, true), (3, false), (4, true)] {
+            prefetched.push(handle, is_suspect);
+        }
+        prefetched
+    }
+
+    fn taken(mut prefetched: Prefetched, suspects: &Suspects) -> Vec<Handle> {
+        std::iter::from_fn(|| prefetched.take(suspects)).collect()
+    }
+
+    #[tokio::test]
+    async fn deliveries_start_in_the_order_in_which_they_came() {
+        let suspects = Arc::new(Suspects::default());
+        assert_eq!(taken(prefetched(), &suspects), [1, 2, 3, 4]);
+        assert_eq!(prefetched().drain_until(Instant::now()), [1, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn suspects_wait_while_crash_counts_are_stored_and_nothing_waits_for_them() {
+        let suspects = Arc::new(Suspects::default());
+        let _counting = suspects.count();
+        assert_eq!(taken(prefetched(), &suspects), [1, 3]);
+        let mut only_suspects = Prefetched::default();
+        only_suspects.push(1, true);
+        assert!(!only_suspects.is_ready(&suspects));
+    }
+}

@@ -70,7 +70,7 @@ pub mod admin;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use app::{Builder, OnConnect, Tierline};
+pub use app::{Builder, Health, HealthState, OnConnect, Tierline};
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "postgres")]
 pub use postgres::Database;

@@ -55,6 +55,13 @@ pub struct Connection {
     gate: Option<ClosesGate>,
 }
 
+/// The error of an app without a broker.
+pub(crate) fn no_address() -> Error {
+    Error::Broker(BrokerError::InvalidUrl {
+        problem: "none was given: call .amqp(…) on the builder".into(),
+    })
+}
+
 /// lapin's connection, and whose it is.
 enum Handle {
     Own(lapin::Connection),
@@ -124,9 +131,7 @@ impl Connection {
 
     /// Connects to the first of `urls` that answers, and returns its index.
     pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<(usize, Self), Error> {
-        let mut refused = Error::Broker(BrokerError::InvalidUrl {
-            problem: "none was given: call .amqp(…) on the builder".into(),
-        });
+        let mut refused = no_address();
         for (index, url) in urls.iter().enumerate() {
             match Self::open(url.expose(), name).await {
                 Ok(connection) => return Ok((index, connection)),

@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Tierline;
+#[cfg(feature = "deadpool-lapin")]
+use super::connect::AppPool;
+use super::connect::Connecting;
 use crate::Error;
-use crate::amqp::{Connection, Severity, apply, doctor};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::error::BrokerError;
@@ -16,7 +19,7 @@ use crate::publish::{Connections, Publisher, TraceContext};
 use crate::secret::Secret;
 use crate::task::{AddedMiddleware, Data, Middleware, Registry};
 use crate::topology::Topology;
-use crate::topology::plan::Plan;
+use crate::topology::duration::{IntoDuration, Unreadable};
 use crate::worker::WorkerParts;
 
 /// What is done about the broker's queues and exchanges when the app connects.
@@ -54,6 +57,8 @@ pub struct Builder {
     version: String,
     trace: TraceContext,
     abort_when_hung: bool,
+    connect_timeout: Duration,
+    unreadable: Unreadable,
 }
 
 /// Where the database is.
@@ -65,6 +70,8 @@ enum Postgres {
 
 /// Two: while one is made again, the other goes on.
 const PUBLISH_CONNECTIONS: usize = 2;
+/// Long enough for a broker that is started at the same time as the app.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Builder {
     pub(super) fn new(topology: Topology) -> Self {
@@ -89,6 +96,8 @@ impl Builder {
             version: String::new(),
             trace: TraceContext::default(),
             abort_when_hung: false,
+            connect_timeout: CONNECT_TIMEOUT,
+            unreadable: Unreadable::NONE,
         }
     }
 
@@ -102,8 +111,8 @@ impl Builder {
     }
 
     /// Publishes over connections of a pool that the app has already. Publishing takes
-    /// [`publish_connections`](Self::publish_connections) of them when the app connects and keeps them, so the pool
-    /// must have at least so many, and as many more as the app itself takes at a time. A connection that is lost is
+    /// [`publish_connections`](Self::publish_connections) of them for each worker group of the map and keeps them, so
+    /// the pool must have at least so many, and as many more as the app itself takes at a time. A connection that is lost is
     /// given back, and the next one taken.
     ///
     /// [`amqp`](Self::amqp) is needed beside it, for the same virtual host. tierline asks that broker for its version
@@ -187,7 +196,17 @@ impl Builder {
         Self { on_connect, ..self }
     }
 
-    /// How many connections publishing has, apart from those that consume. At least 1. Default: 2.
+    /// How long [`connect`](Self::connect) tries to reach a broker that does not answer, such as `"1m"`. Zero: once
+    /// through all addresses. Default: 30 s.
+    pub fn connect_timeout(mut self, limit: impl IntoDuration) -> Self {
+        self.unreadable
+            .set("connect_timeout", limit, &mut self.connect_timeout);
+        self
+    }
+
+    /// How many connections publishing has for the tiers of each worker group, apart from those that consume. They
+    /// are made by the first publish to a tier of the group. No two groups share one, so that a flood into the tiers
+    /// of one group does not hold up publishes to another. At least 1. Default: 2.
     pub fn publish_connections(self, count: usize) -> Self {
         Self {
             publish_connections: count.max(1),
@@ -283,18 +302,57 @@ impl Builder {
         }
     }
 
-    /// Connects to the first broker that answers, within ten seconds for each, and brings its queues
-    /// and exchanges into the state of the map, as [`on_connect`](Self::on_connect) says.
+    /// Connects to the first broker that answers, and brings its queues and exchanges into the state of the map, as
+    /// [`on_connect`](Self::on_connect) says. Tries all addresses in turn, ten seconds each at most, until the
+    /// [`connect_timeout`](Self::connect_timeout) is over; a failure that does not pass by itself, such as a refused
+    /// login, ends it at once.
     ///
     /// # Errors
-    /// As [`Connection::open`], [`apply`], [`doctor`] and [`Database::new`]; [`BrokerError::NotVerified`] where something is
+    /// As [`Connection::open`](crate::amqp::Connection::open), [`apply`](crate::amqp::apply), [`doctor`](crate::amqp::doctor) and [`Database::new`]; [`BrokerError::NotVerified`] where something is
     /// missing and must not be declared; [`WorkerError::MiddlewareWithoutTarget`](crate::error::WorkerError::MiddlewareWithoutTarget) where the map does not have the group or
     /// the task of a middleware; [`BrokerError::InvalidPool`] where the pool of AMQP connections is too
-    /// small, or leads to another virtual host.
+    /// small, or leads to another virtual host; [`Error::InvalidDuration`].
     pub async fn connect(self) -> Result<Tierline, Error> {
+        let limit = self.connect_timeout;
+        let (mut app, connecting) = self.build()?;
+        let (answered, connection) = connecting.within(limit).await?;
+        // Workers begin with the address that answered.
+        app.work.urls.rotate_left(answered);
+        app.publisher.ready(connection);
+        Ok(app)
+    }
+
+    /// An app that returns at once and connects while it runs, for programs that must start whether the broker is
+    /// there or not. Publishes wait for the broker until their own deadline, and workers until it is there. The app
+    /// tries for ever, also where the broker refuses the login or a queue differs from the map: look at
+    /// [`Tierline::health`] and the log.
+    ///
+    /// ```no_run
+    /// # async fn example(topology: tierline::Topology) -> Result<(), tierline::Error> {
+    /// # use tierline::Tierline;
+    /// let app = Tierline::builder(topology).amqp("amqp://localhost").connect_lazy()?;
+    /// println!("{}", app.health().await);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Mistakes that need no broker to be found: no address or one that cannot be read, and as
+    /// [`connect`](Self::connect) for the database, the middleware, the size of a pool, and durations.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn connect_lazy(self) -> Result<Tierline, Error> {
+        let (app, connecting) = self.build()?;
+        connecting.check()?;
+        tokio::spawn(connecting.until_ready(app.publisher.clone()));
+        Ok(app)
+    }
+
+    /// The app, which is not connected yet, and what connects it.
+    fn build(self) -> Result<(Tierline, Connecting), Error> {
         let Self {
             topology,
-            mut urls,
+            urls,
             #[cfg(feature = "deadpool-lapin")]
             amqp_pool,
             #[cfg(feature = "postgres")]
@@ -314,12 +372,15 @@ impl Builder {
             version,
             trace,
             abort_when_hung,
+            connect_timeout: _,
+            unreadable,
         } = self;
+        unreadable.check()?;
         let tasks = topology.tasks().iter().map(|task| task.name.as_str());
         let middleware = middleware.resolve(Some(&topology), &tasks.collect::<Vec<_>>())?;
         #[cfg(feature = "deadpool-lapin")]
         if let Some(pool) = &amqp_pool {
-            check_size(pool, publish_connections)?;
+            check_size(pool, publish_connections, topology.groups().len())?;
         }
         #[cfg(feature = "postgres")]
         let database = match postgres {
@@ -337,53 +398,26 @@ impl Builder {
             observers.add(move |event| recorder.handle(event));
             outcomes
         });
-        let (answered, connection) = Connection::open_any(&urls, &name).await?;
-        // Reconnecting begins with it.
-        urls.rotate_left(answered);
-        match on_connect {
-            OnConnect::Apply => {
-                let plan = Plan::new(&topology, connection.version())?;
-                let applied = apply(&connection, &plan).await?;
-                if !applied.unreachable.is_empty() {
-                    let queues = applied.unreachable.join(", ");
-                    tracing::warn!(
-                        queues,
-                        "on a node that is down, or without a leader: going on without them"
-                    );
-                }
-            }
-            OnConnect::Verify => {
-                let mut report = doctor(&connection, &topology).await?;
-                if !report.is_well() {
-                    report
-                        .findings
-                        .retain(|finding| finding.severity > Severity::Note);
-                    report.not_checked.clear();
-                    return Err(Error::Broker(BrokerError::NotVerified(Box::new(report))));
-                }
-            }
-            OnConnect::Nothing => {
-                Plan::new(&topology, connection.version())?;
-            }
-        }
         let from = Connections::Own {
             urls: urls.clone(),
             name: name.clone(),
         };
         #[cfg(feature = "deadpool-lapin")]
-        let (from, connection) = match amqp_pool {
+        let (from, pool) = match amqp_pool {
             Some(pool) => {
-                let known = (connection.address().clone(), connection.version());
-                let pooled = Connection::from_pool(&pool, &known).await?;
-                connection.close().await;
-                (Connections::Pooled { pool, known }, pooled)
+                let known = Arc::default();
+                let (pool_too, known_too) = (pool.clone(), Arc::clone(&known));
+                let from = Connections::Pooled {
+                    pool: pool_too,
+                    known: known_too,
+                };
+                (from, Some(AppPool { pool, known }))
             }
-            None => (from, connection),
+            None => (from, None),
         };
         let publisher = Publisher::new(
             topology.clone(),
             from,
-            connection,
             publish_connections,
             observers.clone(),
             trace,
@@ -393,7 +427,16 @@ impl Builder {
             DeadLetters::new(topology.clone(), database, publisher.clone(), triage)
         });
         let registry = registry.map_or_else(Registry::collected, Ok);
-        Ok(Tierline {
+        let connecting = Connecting {
+            topology: topology.clone(),
+            urls: urls.clone(),
+            name: name.clone(),
+            on_connect,
+            observers: observers.clone(),
+            #[cfg(feature = "deadpool-lapin")]
+            pool,
+        };
+        let app = Tierline {
             publisher: publisher.clone(),
             #[cfg(feature = "postgres")]
             letters,
@@ -414,20 +457,21 @@ impl Builder {
                 suspects: Arc::default(),
                 collector: None,
             },
-        })
+        };
+        Ok((app, connecting))
     }
 }
 
 #[cfg(feature = "deadpool-lapin")]
-fn check_size(pool: &deadpool_lapin::Pool, needed: usize) -> Result<(), Error> {
-    let size = pool.status().max_size;
+fn check_size(pool: &deadpool_lapin::Pool, of_each: usize, groups: usize) -> Result<(), Error> {
+    let (size, needed) = (pool.status().max_size, of_each * groups);
     if size >= needed {
         return Ok(());
     }
     Err(Error::Broker(BrokerError::InvalidPool {
         problem: format!(
-            "it has at most {size} connections, and publishing keeps {needed}; set its max_size to {needed} and what \
-             the app itself needs, or lower publish_connections"
+            "it has at most {size} connections, and publishing keeps {needed}, {of_each} for each of {groups} worker \
+             groups; set its max_size to {needed} and what the app itself needs, or lower publish_connections"
         )
         .into(),
     }))

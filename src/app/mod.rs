@@ -1,6 +1,8 @@
 //! The app: the only place where the modules are wired together.
 
 mod builder;
+mod connect;
+mod health;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,13 +17,14 @@ use crate::dead::{Collector, DeadLetters, Outcomes};
 use crate::error::DatabaseError;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
-use crate::publish::Publisher;
+use crate::publish::{Publisher, PublisherStatus};
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
 use crate::worker::{Worker, WorkerParts};
 pub use builder::{Builder, OnConnect};
+pub use health::{Health, HealthState};
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -106,6 +109,37 @@ impl Tierline {
         #[cfg(not(feature = "postgres"))]
         let database = async {};
         tokio::join!(self.publisher.close(), database);
+    }
+
+    /// What is up: the broker, and the database if there is one. Answers within two seconds, for the route of a
+    /// readiness probe. A liveness probe needs less: any route that answers shows that the runtime is not stuck, and a
+    /// broker that is away is no reason to restart the process.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) {
+    /// let health = app.health().await;
+    /// let status = if health.is_ready() { 200 } else { 503 };
+    /// println!("{status}\n{health}");
+    /// # }
+    /// ```
+    pub async fn health(&self) -> Health {
+        Health {
+            broker: match self.publisher.status() {
+                PublisherStatus::Up => HealthState::Up,
+                PublisherStatus::Blocked => HealthState::Blocked,
+                PublisherStatus::Down(why) => HealthState::Down(why),
+            },
+            #[cfg(feature = "postgres")]
+            database: match &self.letters {
+                Some(letters) => Some(match letters.database().check().await {
+                    Ok(()) => HealthState::Up,
+                    Err(error) => HealthState::Down(error.to_string()),
+                }),
+                None => None,
+            },
+            #[cfg(not(feature = "postgres"))]
+            database: None,
+        }
     }
 
     /// The scheduler, which publishes what is due. Any number of processes may run it: one leads.

@@ -318,6 +318,7 @@ fn prepare(
     // Its wait for a worker begins now; the time in the log does not count.
     message.due_at = Some(now);
     let letter = OutgoingMessage {
+        tier: route.tier.clone(),
         exchange: route.exchange,
         routing_key: route.routing_key,
         content: Content::Forwarded {

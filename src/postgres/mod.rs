@@ -26,6 +26,8 @@ pub(crate) use time::Time;
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// The default limit of a statement or transaction.
 pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
+/// How long the database may take to answer a question about its health.
+const CHECK_LIMIT: Duration = Duration::from_secs(2);
 /// The largest number of connections of a process: it works on a few batches at a time.
 pub(crate) const MAX_CONNECTIONS: u32 = 8;
 
@@ -115,6 +117,17 @@ impl Database {
     /// The pool, for statements. Run them inside [`within`](Self::within).
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// Whether the database answers, within two seconds.
+    ///
+    /// # Errors
+    /// As every use of the database.
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        let asking = sqlx::query("SELECT 1").execute(&self.pool);
+        self.within(CHECK_LIMIT, "ask the database whether it is there", asking)
+            .await
+            .map(drop)
     }
 
     /// Runs an operation on the database within `limit`. The error contains `tried`, after

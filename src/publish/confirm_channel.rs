@@ -37,6 +37,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// A message with its destination, ready to be sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingMessage {
+    /// The tier that it is about. The connections of the tier's group send it.
+    pub(crate) tier: String,
     pub(crate) exchange: String,
     pub(crate) routing_key: String,
     pub(crate) content: Content,

@@ -3,22 +3,27 @@
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(feature = "deadpool-lapin")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use futures_util::stream::StreamExt;
 use lapin::options::ConfirmSelectOptions;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::confirm_channel::ConfirmChannel;
 use super::pool::State;
+use super::pools::Broker;
 use crate::Error;
 #[cfg(feature = "deadpool-lapin")]
 use crate::amqp::Address;
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
+#[cfg(feature = "deadpool-lapin")]
+use crate::error::BrokerError;
 use crate::error::Cause;
 use crate::observe::{Event, Observers, Purpose};
 use crate::secret::Secret;
@@ -29,11 +34,25 @@ const CHANNELS: usize = 2;
 /// How often the status of a connection without events is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
-/// How to connect, and the observers of connection events.
+/// How to connect, the observers of connection events, and what is known of the broker.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) from: Connections,
     pub(super) observers: Observers,
+    pub(super) broker: watch::Sender<Broker>,
+}
+
+impl Settings {
+    /// Another connection may lead to a broker of another version.
+    fn note_version(&self, version: Version) {
+        self.broker.send_if_modified(|broker| match broker {
+            Broker::Ready(known) if *known != version => {
+                *known = version;
+                true
+            }
+            Broker::Ready(_) | Broker::NotReady(_) => false,
+        });
+    }
 }
 
 /// Where the connections come from.
@@ -44,7 +63,8 @@ pub(crate) enum Connections {
     #[cfg(feature = "deadpool-lapin")]
     Pooled {
         pool: deadpool_lapin::Pool,
-        known: (Address, Version),
+        /// Set before the first is taken.
+        known: Arc<OnceLock<(Address, Version)>>,
     },
 }
 
@@ -56,7 +76,12 @@ impl Connections {
                 Connection::open(urls[turn % urls.len()].expose(), name).await
             }
             #[cfg(feature = "deadpool-lapin")]
-            Self::Pooled { pool, known } => Connection::from_pool(pool, known).await,
+            Self::Pooled { pool, known } => match known.get() {
+                Some(known) => Connection::from_pool(pool, known).await,
+                None => Err(Error::Broker(BrokerError::InvalidPool {
+                    problem: "its broker is not known yet".into(),
+                })),
+            },
         }
     }
 }
@@ -67,7 +92,9 @@ impl fmt::Debug for Connections {
         match self {
             Self::Own { name, .. } => write!(out, "Own({name})"),
             #[cfg(feature = "deadpool-lapin")]
-            Self::Pooled { known, .. } => write!(out, "Pooled({})", known.0),
+            Self::Pooled { known, .. } => {
+                write!(out, "Pooled({:?})", known.get().map(|known| &known.0))
+            }
         }
     }
 }
@@ -98,10 +125,6 @@ impl PublishConnection {
 
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.is_blocked()
-    }
-
-    pub(super) fn version(&self) -> Version {
-        self.connection.version()
     }
 
     /// Lets go of the connection, for good: closes it, or gives it back to the app's pool.
@@ -218,6 +241,7 @@ pub(super) async fn keep_open(
         let connected_at = Instant::now();
         let address = current.connection.address().to_string();
         tracing::info!(%address, "connected to the broker for publishing");
+        settings.note_version(current.connection.version());
         report(State::Up(Arc::clone(&current)));
         settings.observers.emit(&Event::Connected {
             purpose,

@@ -17,6 +17,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::confirm_channel::{ConfirmChannel, PendingConfirm, SendOutcome};
 use super::connection::PublishConnection;
+use super::pools::Broker;
 use super::{Inner, PublishAttempt, SendFailure, overdue};
 use crate::Error;
 use crate::task::{PublishRequest, Receipt};
@@ -84,11 +85,21 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
     }
 
     fn send(&mut self, request: PublishRequest) -> Entry {
-        let attempt = match self.publisher.prepare(request) {
+        let prepared = match self.publisher.pools.broker() {
+            Broker::Ready(version) => self.publisher.prepare(request, version),
+            Broker::NotReady(_) => {
+                let number = self.oldest + self.entries.len() as u64;
+                let future = send_when_ready(self.publisher.clone(), number, request);
+                self.retries.push(Box::pin(future));
+                return Entry::Retrying;
+            }
+        };
+        let attempt = match prepared {
             Ok(attempt) => attempt,
             Err(error) => return Entry::Finished(Err(error)),
         };
-        if let Some((connection, channel)) = self.publisher.pool.ready_channel()
+        let pool = self.publisher.pools.of(&attempt.message.tier);
+        if let Some((connection, channel)) = pool.ready_channel()
             && let Ok(confirm) = channel.try_send(attempt.message.clone())
         {
             return Entry::Unconfirmed(Unconfirmed {
@@ -191,6 +202,18 @@ impl Unconfirmed {
             }
             answer => Some(Ok(answer)),
         }
+    }
+}
+
+/// Sends the message of a request once there is a broker.
+async fn send_when_ready(
+    publisher: Arc<Inner>,
+    number: u64,
+    request: PublishRequest,
+) -> (u64, Outcome) {
+    match publisher.prepare_when_ready(request).await {
+        Ok(attempt) => retry(publisher, number, attempt, None).await,
+        Err(error) => (number, Err(error)),
     }
 }
 

@@ -7,8 +7,8 @@
 //!
 //! Dropping the future of a publish is safe: the message may have been sent or not.
 //!
-//! `pool` keeps the connections open (`connection`), each with a few channels in confirm mode
-//! (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
+//! `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
+//! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
 //! `many` publishes a stream of requests with a window of unconfirmed messages.
 
 mod confirm_channel;
@@ -16,6 +16,7 @@ mod connection;
 pub(crate) mod error;
 mod many;
 mod pool;
+mod pools;
 mod returns;
 
 use std::fmt;
@@ -31,7 +32,7 @@ use crate::amqp::Connection;
 use crate::error::PublishError;
 use crate::message::Message;
 use crate::observe::Observers;
-use crate::route::{self, RouteRequest};
+use crate::route::{self, Destination, RouteRequest};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::Version;
@@ -39,8 +40,9 @@ use crate::{Error, TaskId};
 use confirm_channel::{ConfirmChannel, SendOutcome};
 pub(crate) use confirm_channel::{Content, OutgoingMessage};
 pub(crate) use connection::Connections;
-use connection::{PublishConnection, Settings};
-use pool::{NoChannel, Pool};
+use connection::PublishConnection;
+use pool::NoChannel;
+use pools::{Broker, Pools};
 
 /// How long a publish may take unless it says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
@@ -49,6 +51,9 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 /// How long what is under way has to end when the app is closed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The version of a broker that has not been reached yet: the one with the fewest priorities.
+const ASSUMED_VERSION: Version = Version::new(4, 0, 0);
 
 /// The pause before a refused or lost message is sent again. It doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -63,10 +68,20 @@ pub(crate) struct Publisher {
 struct Inner {
     topology: Topology,
     app: Arc<str>,
-    pool: Pool,
+    pools: Pools,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
+}
+
+/// Whether a publisher can publish.
+#[derive(Debug)]
+pub(crate) enum PublisherStatus {
+    Up,
+    /// The broker has a memory or disk alarm.
+    Blocked,
+    /// With the cause.
+    Down(String),
 }
 
 /// Gets the trace context of the caller that publishes.
@@ -99,27 +114,35 @@ impl fmt::Debug for TraceContext {
 }
 
 impl Publisher {
-    /// A publisher on `connections` connections, of which `first` is open already. Each reconnects to
-    /// one of `urls` for ever.
+    /// A publisher with `connections` connections for each worker group of the map. It publishes nothing before it is
+    /// [ready](Self::ready).
     pub(crate) fn new(
         topology: Topology,
         from: Connections,
-        first: Connection,
         connections: usize,
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
-        let settings = Settings { from, observers };
-        let pool = Pool::open(settings, connections, first);
+        let pools = Pools::new(&topology, from, connections, observers);
         Self {
             inner: Arc::new(Inner {
                 app: topology.app().into(),
                 topology,
-                pool,
+                pools,
                 trace,
                 under_way: TaskTracker::new(),
             }),
         }
+    }
+
+    /// The app's queues are on the broker that this connection leads to. Publishing begins with it.
+    pub(crate) fn ready(&self, connection: Connection) {
+        self.inner.pools.ready(connection);
+    }
+
+    /// There is no broker with the app's queues yet. Publishes wait, and fail with this cause at their deadline.
+    pub(crate) fn not_ready(&self, cause: &str) {
+        self.inner.pools.not_ready(cause);
     }
 
     /// Refuses what begins from now on, waits for what is under way, five seconds at most, and closes the
@@ -128,7 +151,7 @@ impl Publisher {
         self.inner.under_way.close();
         // What is cut off ends with an error of its own.
         let _ = timeout(CLOSE_LIMIT, self.inner.under_way.wait()).await;
-        self.inner.pool.close().await;
+        self.inner.pools.close().await;
     }
 
     /// # Errors
@@ -145,20 +168,32 @@ impl Publisher {
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
+        let under_way = self.inner.begin(|| format!("publish {id}"))?;
+        self.inner.until_ready(id, deadline).await?;
         let attempt = PublishAttempt {
-            _under_way: self.inner.begin(|| format!("publish {id}"))?,
+            _under_way: under_way,
             message: Arc::new(message),
             id: id.clone(),
-            tier: String::new(),
             deadline,
             is_once: false,
         };
         self.inner.send_until_confirmed(&attempt).await
     }
 
+    /// Whether messages can be published now.
+    pub(crate) fn status(&self) -> PublisherStatus {
+        match self.inner.pools.broker() {
+            Broker::Ready(_) => self.inner.pools.status(),
+            Broker::NotReady(cause) => PublisherStatus::Down(cause.to_string()),
+        }
+    }
+
     /// The version of the broker, as of the latest connection to it.
     pub(crate) fn broker_version(&self) -> Version {
-        self.inner.pool.version()
+        match self.inner.pools.broker() {
+            Broker::Ready(version) => version,
+            Broker::NotReady(_) => ASSUMED_VERSION,
+        }
     }
 
     /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
@@ -177,7 +212,10 @@ impl Publisher {
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
         Box::pin(async move {
-            let attempt = self.inner.prepare(request)?;
+            let attempt = match self.inner.pools.broker() {
+                Broker::Ready(version) => self.inner.prepare(request, version)?,
+                Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
+            };
             let sent = self.inner.send_until_confirmed(&attempt).await;
             self.inner.receipt(attempt, sent)
         })
@@ -196,8 +234,6 @@ impl fmt::Debug for Publisher {
 struct PublishAttempt {
     message: Arc<OutgoingMessage>,
     id: TaskId,
-    /// The tier that the map gives its task; empty if the message came with its destination.
-    tier: String,
     deadline: Instant,
     /// Whether a message without a confirm must not be sent again.
     is_once: bool,
@@ -214,21 +250,43 @@ enum SendFailure {
 }
 
 impl Inner {
+    /// Turns a request into a message with its destination and deadline, once the broker's version is known. A
+    /// request that cannot be published on any broker fails at once.
+    async fn prepare_when_ready(&self, request: PublishRequest) -> Result<PublishAttempt, Error> {
+        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
+        self.route(&request, ASSUMED_VERSION)?;
+        let deadline = deadline(&request);
+        let id = request.id.clone().unwrap_or_else(TaskId::random);
+        let version = self.until_ready(&id, deadline).await?;
+        let attempt = self.prepare(request, version)?;
+        Ok(PublishAttempt {
+            deadline,
+            ..attempt
+        })
+    }
+
+    /// Waits until the app's queues are there, and gives the broker's version.
+    async fn until_ready(&self, id: &TaskId, deadline: Instant) -> Result<Version, Error> {
+        let ready = self.pools.until_ready(deadline).await;
+        ready.map_err(|cause| SendFailure::Down(cause.to_string()).into_error(id.clone()))
+    }
+
     /// Turns a request into a message with its destination and deadline.
-    fn prepare(&self, mut request: PublishRequest) -> Result<PublishAttempt, Error> {
+    fn prepare(
+        &self,
+        mut request: PublishRequest,
+        broker: Version,
+    ) -> Result<PublishAttempt, Error> {
         let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
-        let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
-        // A limit that no clock can hold would overflow it.
-        let deadline = Instant::now() + limit.min(LONGEST_DEADLINE);
+        let deadline = deadline(&request);
         let is_once = request.once;
-        let (message, id, tier) = self.address(request)?;
+        let (message, id) = self.address(request, broker)?;
         Ok(PublishAttempt {
             message: Arc::new(message),
             id,
-            tier,
             deadline,
             is_once,
             _under_way: under_way,
@@ -250,9 +308,12 @@ impl Inner {
     /// The outcome for the caller of a publish.
     fn receipt(&self, attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
         match sent {
-            Ok(()) => Ok(Receipt::new(attempt.id, attempt.tier, SystemTime::now())),
+            Ok(()) => {
+                let tier = attempt.message.tier.clone();
+                Ok(Receipt::new(attempt.id, tier, SystemTime::now()))
+            }
             Err(Error::Publish(PublishError::Unroutable { id, .. })) => {
-                let queue = self.queue_of(&attempt.tier);
+                let queue = self.queue_of(&attempt.message.tier);
                 Err(Error::Publish(PublishError::Unroutable { id, queue }))
             }
             Err(error) => Err(error),
@@ -264,7 +325,7 @@ impl Inner {
         let mut attempted = None;
         // Nearly all messages take this path. It is kept short, because a thousand of its futures are
         // alive at once.
-        if let Some((connection, channel)) = self.pool.ready_channel() {
+        if let Some((connection, channel)) = self.pools.of(&attempt.message.tier).ready_channel() {
             match send(&connection, &channel, &attempt.message, attempt.deadline).await {
                 Ok(SendOutcome::Confirmed) => return Ok(()),
                 met => attempted = Some(met),
@@ -327,7 +388,8 @@ impl Inner {
         message: &Arc<OutgoingMessage>,
         deadline: Instant,
     ) -> Result<SendOutcome, SendFailure> {
-        let (connection, channel) = self.pool.channel(deadline).await.map_err(|why| match why {
+        let channel = self.pools.of(&message.tier).channel(deadline).await;
+        let (connection, channel) = channel.map_err(|why| match why {
             NoChannel::Blocked => SendFailure::Blocked,
             NoChannel::Down(why) => SendFailure::Down(why),
         })?;
@@ -341,28 +403,45 @@ impl Inner {
         queue.unwrap_or_default().into()
     }
 
-    /// The message that a request becomes, with its destination.
-    fn address(&self, request: PublishRequest) -> Result<(OutgoingMessage, TaskId, String), Error> {
+    /// The destination of a request, whose size is checked too.
+    fn route(&self, request: &PublishRequest, broker: Version) -> Result<Destination, Error> {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
         };
+        let (topology, task) = (&self.topology, &request.task);
         let delay = request.delay.unwrap_or_default();
-        let broker = self.pool.version();
-        let route =
-            route::destination(&self.topology, broker, &request.task, route_request, delay)?;
-        route::check_size(&self.topology, &request.task, &request.payload)?;
+        let route = route::destination(topology, broker, task, route_request, delay)?;
+        route::check_size(topology, task, &request.payload)?;
+        Ok(route)
+    }
+
+    /// The message that a request becomes, with its destination.
+    fn address(
+        &self,
+        request: PublishRequest,
+        broker: Version,
+    ) -> Result<(OutgoingMessage, TaskId), Error> {
+        let route = self.route(&request, broker)?;
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
         let app = Arc::clone(&self.app);
         let message = OutgoingMessage {
+            tier: route.tier,
             exchange: route.exchange,
             routing_key: route.routing_key,
             content: Content::New { message, app },
         };
-        Ok((message, id, route.tier))
+        Ok((message, id))
     }
+}
+
+/// When a publish has to be confirmed.
+fn deadline(request: &PublishRequest) -> Instant {
+    let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
+    // A limit that no clock can hold would overflow it.
+    Instant::now() + limit.min(LONGEST_DEADLINE)
 }
 
 /// Sends a message once, on one channel.

@@ -1,4 +1,4 @@
-//! The connections for publishing: a few, reopened for ever, and shared by all publishers.
+//! The connections for publishing to the tiers of one worker group: a few, reopened for ever.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,36 +11,14 @@ use super::confirm_channel::{ConfirmChannel, STUCK_AFTER};
 use super::connection::{self, PublishConnection, Settings};
 use crate::amqp::Connection;
 use crate::service::Service;
-use crate::topology::Version;
 
 /// Connections that are reopened whenever they are lost, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Pool {
-    states: watch::Receiver<States>,
-    changed: Arc<watch::Sender<States>>,
+    states: watch::Receiver<Vec<State>>,
+    changed: Arc<watch::Sender<Vec<State>>>,
     next: AtomicUsize,
     tasks: Mutex<JoinSet<()>>,
-}
-
-/// The state of every connection, and what is known of the broker.
-#[derive(Debug)]
-struct States {
-    connections: Vec<State>,
-    /// Of the latest connection, so that a message for a broker that is away right now is addressed
-    /// for its version too.
-    version: Version,
-}
-
-impl States {
-    fn set(&mut self, index: usize, state: State) {
-        match &state {
-            State::Up(connection) | State::Blocked(connection) => {
-                self.version = connection.version();
-            }
-            State::Down(_) => {}
-        }
-        self.connections[index] = state;
-    }
 }
 
 /// The state of one connection.
@@ -62,19 +40,19 @@ pub(super) enum NoChannel {
 }
 
 impl Pool {
-    /// Keeps `size` connections open, of which `first` is open already.
-    pub(super) fn open(settings: Settings, size: usize, first: Connection) -> Self {
+    /// Keeps `size` connections open, of which `first`, if given, is open already.
+    pub(super) fn open(
+        settings: &Arc<Settings>,
+        size: usize,
+        mut first: Option<Connection>,
+    ) -> Self {
         let not_yet = State::Down("the connection is being made".into());
-        let (sender, states) = watch::channel(States {
-            connections: vec![not_yet; size.max(1)],
-            version: first.version(),
-        });
-        let (sender, settings) = (Arc::new(sender), Arc::new(settings));
+        let (sender, states) = watch::channel(vec![not_yet; size.max(1)]);
+        let sender = Arc::new(sender);
         let mut tasks = JoinSet::new();
-        let mut first = Some(first);
         for index in 0..size.max(1) {
             let sender = Arc::clone(&sender);
-            let report = move |state| sender.send_modify(|states| states.set(index, state));
+            let report = move |state| sender.send_modify(|states| states[index] = state);
             // The first publish must find the open connection.
             let begin = first
                 .take()
@@ -83,7 +61,7 @@ impl Pool {
                 report(State::Up(Arc::clone(connection)));
             }
             let service = Service::new("publish connection", &settings.observers);
-            let (settings, mut begin) = (Arc::clone(&settings), begin);
+            let (settings, mut begin) = (Arc::clone(settings), begin);
             tasks.spawn(async move {
                 let keep_open =
                     || connection::keep_open(Arc::clone(&settings), begin.take(), &report);
@@ -105,7 +83,7 @@ impl Pool {
         let mut open = Vec::new();
         self.changed.send_modify(|states| {
             let closed = State::Down("the app was closed".into());
-            for state in &mut states.connections {
+            for state in states {
                 match std::mem::replace(state, closed.clone()) {
                     State::Up(connection) | State::Blocked(connection) => open.push(connection),
                     State::Down(_) => {}
@@ -120,9 +98,14 @@ impl Pool {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a connection accepts messages now.
+    pub(super) fn status(&self) -> Result<(), NoChannel> {
+        self.choose(&self.states.borrow()).map(drop)
+    }
+
     /// A channel that is open already, which is nearly always there.
     pub(super) fn ready_channel(&self) -> Option<(Arc<PublishConnection>, Arc<ConfirmChannel>)> {
-        let connection = self.choose(&self.states.borrow().connections).ok()?;
+        let connection = self.choose(&self.states.borrow()).ok()?;
         let channel = connection.ready_channel()?;
         Some((connection, channel))
     }
@@ -153,7 +136,7 @@ impl Pool {
     async fn connection(&self, deadline: Instant) -> Result<Arc<PublishConnection>, NoChannel> {
         let mut states = self.states.clone();
         loop {
-            let why = match self.choose(&states.borrow_and_update().connections) {
+            let why = match self.choose(&states.borrow_and_update()) {
                 Ok(connection) => return Ok(connection),
                 Err(why) => why,
             };
@@ -182,10 +165,5 @@ impl Pool {
             }
         }
         Err(why)
-    }
-
-    /// The version of the broker, as of the latest connection to it.
-    pub(super) fn version(&self) -> Version {
-        self.states.borrow().version
     }
 }

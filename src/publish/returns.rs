@@ -223,6 +223,7 @@ mod tests {
             }
         });
         let message = OutgoingMessage {
+            tier: "normal".to_owned(),
             exchange: "shop.tasks".to_owned(),
             routing_key: "normal".to_owned(),
             content: Content::Forwarded {

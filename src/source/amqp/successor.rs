@@ -205,6 +205,7 @@ impl ConsumerSettings {
         };
         let tier = self.tier_of(origin, received);
         let outgoing = OutgoingMessage {
+            tier: tier.clone(),
             exchange: self.topology.names().dead_letter_exchange(&tier),
             routing_key: tier.clone(),
             content: Content::Forwarded {
@@ -303,6 +304,7 @@ impl ConsumerSettings {
         let priority = message.priority.min(highest);
         let names = self.topology.names();
         OutgoingMessage {
+            tier: message.tier.clone(),
             exchange: names.tasks_exchange(),
             routing_key: names.quarantine_key(group),
             content: Content::Forwarded {
@@ -328,6 +330,7 @@ impl ConsumerSettings {
         let route = route::destination(topology, broker, task, request, after)?;
         let properties = received.successor(message);
         Ok(OutgoingMessage {
+            tier: route.tier,
             exchange: route.exchange,
             routing_key: route.routing_key,
             content: Content::Forwarded {

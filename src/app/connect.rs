@@ -1,0 +1,139 @@
+//! How an app comes to its broker: a connection, and then queues and exchanges in the state of the map.
+
+#[cfg(feature = "deadpool-lapin")]
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::OnConnect;
+use crate::Error;
+use crate::amqp::{Address, Connection, Severity, apply, doctor, no_address};
+use crate::backoff::Backoff;
+use crate::error::BrokerError;
+use crate::observe::{Event, Observers, Purpose};
+use crate::publish::Publisher;
+use crate::secret::Secret;
+use crate::topology::Topology;
+#[cfg(feature = "deadpool-lapin")]
+use crate::topology::Version;
+use crate::topology::plan::Plan;
+
+/// What it takes to connect.
+pub(super) struct Connecting {
+    pub(super) topology: Topology,
+    pub(super) urls: Vec<Secret>,
+    pub(super) name: String,
+    pub(super) on_connect: OnConnect,
+    pub(super) observers: Observers,
+    #[cfg(feature = "deadpool-lapin")]
+    pub(super) pool: Option<AppPool>,
+}
+
+/// A pool of the app's, and what is learned of its broker.
+#[cfg(feature = "deadpool-lapin")]
+pub(super) struct AppPool {
+    pub(super) pool: deadpool_lapin::Pool,
+    pub(super) known: Arc<OnceLock<(Address, Version)>>,
+}
+
+impl Connecting {
+    /// # Errors
+    /// Where there is no address, or one that cannot be read.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.urls.is_empty() {
+            return Err(no_address());
+        }
+        let mut urls = self.urls.iter();
+        urls.try_for_each(|url| url.expose().parse::<Address>().map(drop))
+    }
+
+    /// Tries all addresses in turn until one answers, for `limit`. Returns the address's index.
+    ///
+    /// # Errors
+    /// What the last attempt met. A failure that does not pass by itself is returned at once.
+    pub(super) async fn within(&self, limit: Duration) -> Result<(usize, Connection), Error> {
+        let begin = Instant::now();
+        let mut backoff = Backoff::new();
+        loop {
+            let error = match self.attempt().await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => error,
+            };
+            let pause = backoff.next();
+            if !error.is_transient() || begin.elapsed() + pause >= limit {
+                return Err(error);
+            }
+            self.report(&error);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Tries until it succeeds, whatever fails, or until the app is closed. Then publishing begins.
+    pub(super) async fn until_ready(self, publisher: Publisher) {
+        let mut backoff = Backoff::new();
+        while publisher.check_open("connect").is_ok() {
+            match self.attempt().await {
+                Ok((_, connection)) => return publisher.ready(connection),
+                Err(error) => {
+                    self.report(&error);
+                    publisher.not_ready(&error.to_string());
+                }
+            }
+            backoff.pause().await;
+        }
+    }
+
+    fn report(&self, error: &Error) {
+        let cause = error.to_string();
+        tracing::warn!(%cause, "could not connect to the broker");
+        self.observers.emit(&Event::ConnectFailed {
+            purpose: Purpose::Publish,
+            cause: &cause,
+        });
+    }
+
+    /// Connects to the first address that answers, and prepares the broker.
+    async fn attempt(&self) -> Result<(usize, Connection), Error> {
+        let (answered, connection) = Connection::open_any(&self.urls, &self.name).await?;
+        self.prepare(&connection).await?;
+        #[cfg(feature = "deadpool-lapin")]
+        if let Some(AppPool { pool, known }) = &self.pool {
+            let known = known.get_or_init(|| (connection.address().clone(), connection.version()));
+            let pooled = Connection::from_pool(pool, known).await?;
+            connection.close().await;
+            return Ok((answered, pooled));
+        }
+        Ok((answered, connection))
+    }
+
+    async fn prepare(&self, connection: &Connection) -> Result<(), Error> {
+        match self.on_connect {
+            OnConnect::Apply => {
+                let plan = Plan::new(&self.topology, connection.version())?;
+                let applied = apply(connection, &plan).await?;
+                if !applied.unreachable.is_empty() {
+                    let queues = applied.unreachable.join(", ");
+                    tracing::warn!(
+                        queues,
+                        "on a node that is down, or without a leader: going on without them"
+                    );
+                }
+            }
+            OnConnect::Verify => {
+                let mut report = doctor(connection, &self.topology).await?;
+                if !report.is_well() {
+                    report
+                        .findings
+                        .retain(|finding| finding.severity > Severity::Note);
+                    report.not_checked.clear();
+                    return Err(Error::Broker(BrokerError::NotVerified(Box::new(report))));
+                }
+            }
+            OnConnect::Nothing => {
+                Plan::new(&self.topology, connection.version())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -344,7 +344,7 @@ impl Builder {
     pub fn connect_lazy(self) -> Result<Tierline, Error> {
         let (app, connecting) = self.build()?;
         connecting.check()?;
-        tokio::spawn(connecting.until_ready(app.publisher.clone()));
+        tokio::spawn(connecting.until_ready(app.publisher.downgrade()));
         Ok(app)
     }
 

@@ -12,7 +12,7 @@ use crate::amqp::{Address, Connection, Severity, apply, doctor, no_address};
 use crate::backoff::Backoff;
 use crate::error::BrokerError;
 use crate::observe::{Event, Observers, Purpose};
-use crate::publish::Publisher;
+use crate::publish::WeakPublisher;
 use crate::secret::Secret;
 use crate::topology::Topology;
 #[cfg(feature = "deadpool-lapin")]
@@ -69,17 +69,22 @@ impl Connecting {
         }
     }
 
-    /// Tries until it succeeds, whatever fails, or until the app is closed. Then publishing begins.
-    pub(super) async fn until_ready(self, publisher: Publisher) {
+    /// Tries until it succeeds, whatever fails, or until the app is closed or dropped. Then publishing begins.
+    pub(super) async fn until_ready(self, publisher: WeakPublisher) {
         let mut backoff = Backoff::new();
-        while publisher.check_open("connect").is_ok() {
-            match self.attempt().await {
+        loop {
+            let attempted = self.attempt().await;
+            let Some(publisher) = publisher.upgrade() else {
+                return;
+            };
+            match attempted {
                 Ok((_, connection)) => return publisher.ready(connection),
                 Err(error) => {
                     self.report(&error);
                     publisher.not_ready(&error.to_string());
                 }
             }
+            drop(publisher);
             backoff.pause().await;
         }
     }

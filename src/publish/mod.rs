@@ -20,7 +20,7 @@ mod pools;
 mod returns;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::Stream;
@@ -63,6 +63,17 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Publisher {
     inner: Arc<Inner>,
+}
+
+/// A publisher that this value does not keep open.
+pub(crate) struct WeakPublisher(Weak<Inner>);
+
+impl WeakPublisher {
+    /// `None` after the last app was dropped or closed.
+    pub(crate) fn upgrade(&self) -> Option<Publisher> {
+        let inner = self.0.upgrade()?;
+        (!inner.under_way.is_closed()).then_some(Publisher { inner })
+    }
 }
 
 struct Inner {
@@ -143,6 +154,11 @@ impl Publisher {
     /// There is no broker with the app's queues yet. Publishes wait, and fail with this cause at their deadline.
     pub(crate) fn not_ready(&self, cause: &str) {
         self.inner.pools.not_ready(cause);
+    }
+
+    /// The publisher, as long as somebody else keeps it.
+    pub(crate) fn downgrade(&self) -> WeakPublisher {
+        WeakPublisher(Arc::downgrade(&self.inner))
     }
 
     /// Refuses what begins from now on, waits for what is under way, five seconds at most, and closes the

@@ -97,6 +97,7 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
         .postgres(url)
         .connection_name("tierline command")
         .on_connect(OnConnect::Nothing)
+        .connect_timeout("0s")
         .connect();
     let app = connecting.await?;
     let letters = app

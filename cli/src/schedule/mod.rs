@@ -41,6 +41,7 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
                 .postgres(one.log.database.postgres.expose())
                 .connection_name("tierline command")
                 .on_connect(OnConnect::Nothing)
+                .connect_timeout("0s")
                 .connect()
                 .await?;
             let schedules = app.schedules()?.by(&one.by);

@@ -6,6 +6,7 @@ mod closing;
 mod faults;
 #[cfg(feature = "deadpool-lapin")]
 mod pool;
+mod starting;
 
 use std::time::{Duration, SystemTime};
 

@@ -25,7 +25,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(3);
 const BACK_PAUSE: Duration = Duration::from_secs(1);
 /// The pause before a message runs again after its first crash. Without it, another process may start the counted copy
 /// before the delivery that it replaces is acknowledged, and a connection that is cut then leaves both.
-const FIRST_CRASH_DELAY: Duration = Duration::from_millis(100);
+const FIRST_CRASH_DELAY: Duration = Duration::from_millis(300);
 /// The pause before a suspect is put into quarantine, at least. It is four times as long after each crash there.
 /// A killer that is not in quarantine yet has killed again by then, while this message is not held.
 const QUARANTINE_DELAY: Duration = Duration::from_millis(500);

@@ -39,6 +39,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// may be behind it.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a message waits before it may start. The process that put it here acknowledges the delivery that it replaces
+/// meanwhile: a death or a cut connection before that would leave both.
+const REST: Duration = Duration::from_millis(300);
+
 pub(super) struct Quarantine {
     settings: Arc<ConsumerSettings>,
     group: topology::Group,
@@ -435,6 +439,7 @@ impl Taker {
             begin,
         };
         let waiting = async {
+            sleep(REST).await;
             self.offer.send(offer).await.ok()?;
             timeout(LONGEST_WAIT, &mut begun).await.ok()?.ok()
         };

@@ -23,6 +23,9 @@ const COPY_LIMIT: Duration = Duration::from_secs(3);
 /// The pause before a message goes back because the broker did not store what follows on it: the message
 /// will be delivered again at once, and the cause may take longer to pass.
 const BACK_PAUSE: Duration = Duration::from_secs(1);
+/// The pause before a message runs again after its first crash. Without it, another process may start the counted copy
+/// before the delivery that it replaces is acknowledged, and a connection that is cut then leaves both.
+const FIRST_CRASH_DELAY: Duration = Duration::from_millis(300);
 /// The pause before a suspect is put into quarantine, at least. It is four times as long after each crash there.
 /// A killer that is not in quarantine yet has killed again by then, while this message is not held.
 const QUARANTINE_DELAY: Duration = Duration::from_millis(500);
@@ -388,7 +391,7 @@ fn crash_loop(crashes: u32) -> Failure {
 /// How long a message with this crash count waits before it runs again.
 fn delay_after_crash(crashes: u32) -> Duration {
     if crashes < QUARANTINE_FROM {
-        return Duration::ZERO;
+        return FIRST_CRASH_DELAY;
     }
     let jitter = f64::from(random::number()) / f64::from(u32::MAX);
     let factor = 4_u32.pow((crashes - QUARANTINE_FROM).min(3));
@@ -415,9 +418,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_first_crash_costs_no_pause_and_each_crash_in_quarantine_a_longer_one() {
-        assert_eq!(delay_after_crash(1), Duration::ZERO);
-        let mut longest = Duration::ZERO;
+    fn a_first_crash_costs_a_moment_and_each_crash_in_quarantine_more() {
+        assert_eq!(delay_after_crash(1), FIRST_CRASH_DELAY);
+        let mut longest = FIRST_CRASH_DELAY;
         for crashes in 2..6 {
             let delay = delay_after_crash(crashes);
             assert!(delay > longest, "{crashes} {delay:?}");

@@ -202,6 +202,13 @@ impl Node {
         Ok(output.matches("Starting broker... completed").count())
     }
 
+    /// Whether another test can use it: it runs, answers and has no alarm.
+    pub(crate) async fn is_well(&self) -> bool {
+        self.resume().await.is_ok()
+            && self.accepts_connections().await
+            && self.has_alarm().await.is_ok_and(|has_alarm| !has_alarm)
+    }
+
     /// Asks the node to shut down and waits until it has. Stopping a stopped node is fine.
     pub async fn stop(&self) -> Result<()> {
         self.end(Signal::TERM).await

@@ -41,7 +41,7 @@ mod tests {
     fn a_server_goes_to_one_test_after_another_until_one_fails() {
         let pool = Pool::new();
         assert_eq!(pool.take(), None);
-        pool.leave(&Arc::new("broker"));
+        pool.leave(&Arc::new(5672));
         let broker = pool.take().unwrap();
         assert_eq!(pool.take(), None, "it is in use");
         let failing = std::thread::scope(|scope| {
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(pool.take(), None);
     }
 
-    struct Leaves<'p>(&'p Pool<&'static str>, Arc<&'static str>);
+    struct Leaves<'p>(&'p Pool<u16>, Arc<u16>);
 
     impl Drop for Leaves<'_> {
         fn drop(&mut self) {

@@ -40,22 +40,30 @@ pub(crate) async fn run(name: Option<&str>) -> Result<()> {
     };
     // One of cargo's commands at a time: they would wait for each other.
     let with_cargo = async {
-        let mut documentation = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
-        documentation.args(name).envs(variables);
-        let documentation = Program::uncounted("documentation tests", documentation);
-        let tested = programs::run(vec![documentation], &[]).await;
+        let documentation = documentation_tests(name, &variables).await;
         let checked = match name {
             None => checks().await,
             Some(_) => Ok(()),
         };
-        tested.and(checked)
+        (documentation, checked)
     };
     // Tests wait for servers: meanwhile the compiler checks.
-    let (passed, checked) = tokio::join!(tests, with_cargo);
-    match (passed, checked) {
-        (Err(failed), Err(error)) => bail!("{failed:#}; {error:#}"),
-        (passed, checked) => passed.and(checked),
+    let (passed, (documentation, checked)) = tokio::join!(tests, with_cargo);
+    let failed: Vec<String> = [passed, documentation, checked]
+        .into_iter()
+        .filter_map(|result| Some(format!("{:#}", result.err()?)))
+        .collect();
+    if !failed.is_empty() {
+        bail!("{}", failed.join("; "));
     }
+    Ok(())
+}
+
+async fn documentation_tests(name: Option<&str>, variables: &[(&str, &str)]) -> Result<()> {
+    let mut command = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
+    command.args(name);
+    let program = Program::uncounted("documentation tests", command);
+    programs::run(vec![program], variables).await
 }
 
 /// Builds the tests whose name contains `name`.

@@ -39,8 +39,8 @@ impl World {
     pub(crate) async fn start(nodes: usize) -> Result<World> {
         let brokers = async {
             match nodes {
-                1 => Ok(Brokers::One(Box::new(Broker::start().await?))),
-                3 => Ok(Brokers::Three(Box::new(Cluster::start().await?))),
+                1 => Ok(Brokers::One(Box::new(Broker::start_new().await?))),
+                3 => Ok(Brokers::Three(Box::new(Cluster::start_new().await?))),
                 other => bail!("there can be 1 node or 3, not {other}"),
             }
         };

@@ -1,6 +1,7 @@
 //! Running cargo, a step at a time.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,20 @@ pub(crate) fn cargo(arguments: &[&str]) -> Result<Command> {
     let mut command = tierline_testbed::cargo();
     command.current_dir(root()?).args(arguments);
     Ok(command)
+}
+
+/// The same command, which leaves the processor to others that want it.
+pub(crate) fn patient(command: Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    nice.current_dir(command.get_current_dir().unwrap_or(Path::new(".")));
+    nice
 }
 
 /// Runs a command, and says how long it took.

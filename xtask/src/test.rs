@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers};
 
-use crate::cargo::{cargo, step};
+use crate::cargo::{cargo, patient, step};
 use crate::programs::{self, Program};
 use crate::root;
 
@@ -18,57 +18,56 @@ const TEST_THREADS: &str = "4";
 const NOT_INCREMENTAL: [(&str, &str); 1] = [("CARGO_INCREMENTAL", "0")];
 
 pub(crate) async fn run(name: Option<&str>) -> Result<()> {
+    if name.is_none() {
+        step("format", cargo(&["fmt", "--all", "--check"])?).await?;
+    }
     let compose_file = root()?.join("docker-compose.yml");
     // The servers start while the compiler works.
     let provide = Servers::provide(&compose_file);
-    let (servers, mut programs) = tokio::try_join!(provide, checks(name))?;
+    let (servers, programs) = tokio::try_join!(provide, build(name))?;
 
-    let mut documentation = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
-    documentation.args(name);
-    programs.insert(
-        programs.len().min(1),
-        Program::uncounted("documentation tests", documentation),
-    );
-    let begin = Instant::now();
     let variables = [
         (AMQP_URL, servers.amqp_url()),
         (MANAGEMENT_URL, servers.management_url()),
         (DATABASE_URL, servers.database_url()),
         ("RUST_TEST_THREADS", TEST_THREADS),
     ];
-    let passed = programs::run(programs, &variables).await;
-    eprintln!("── tests: {:.1} s", begin.elapsed().as_secs_f64());
-    passed
+    let begin = Instant::now();
+    let tests = async {
+        let passed = programs::run(programs, &variables).await;
+        eprintln!("── tests: {:.1} s", begin.elapsed().as_secs_f64());
+        passed
+    };
+    // One of cargo's commands at a time: they would wait for each other.
+    let with_cargo = async {
+        let documentation = documentation_tests(name, &variables).await;
+        let checked = match name {
+            None => checks().await,
+            Some(_) => Ok(()),
+        };
+        (documentation, checked)
+    };
+    // Tests wait for servers: meanwhile the compiler checks.
+    let (passed, (documentation, checked)) = tokio::join!(tests, with_cargo);
+    let failed: Vec<String> = [passed, documentation, checked]
+        .into_iter()
+        .filter_map(|result| Some(format!("{:#}", result.err()?)))
+        .collect();
+    if !failed.is_empty() {
+        bail!("{}", failed.join("; "));
+    }
+    Ok(())
 }
 
-/// What needs no server. With a name only the tests are built, so that they are there when the
-/// servers are.
-async fn checks(name: Option<&str>) -> Result<Vec<Program>> {
-    if name.is_none() {
-        step("format", cargo(&["fmt", "--all", "--check"])?).await?;
-        let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"])?;
-        clippy.args(["--", "--deny", "warnings"]);
-        step("clippy", clippy).await?;
-        let mut documentation = cargo(&["doc", "--workspace", "--all-features", "--no-deps"])?;
-        // An example brings the dev-dependencies: without them most dependencies have fewer features
-        // than for clippy, and are checked once more.
-        documentation.args(["--lib", "--bins", "--example", "hello"]);
-        documentation.env("RUSTDOCFLAGS", "--deny warnings");
-        step("documentation", documentation).await?;
-        for features in each_feature_alone()? {
-            let mut check = cargo(&["clippy", "--package", "tierline", "--no-default-features"])?;
-            check.args(["--features", &features, "--", "--deny", "warnings"]);
-            check.envs(NOT_INCREMENTAL);
-            step(&format!("features [{features}]"), check).await?;
-        }
-        // As their users build them: here other packages ask for features that these forgot.
-        for package in ["tierline-macros", "tierline-cli"] {
-            let mut check = cargo(&["clippy", "--package", package])?;
-            check.args(["--", "--deny", "warnings"]);
-            check.envs(NOT_INCREMENTAL);
-            step(&format!("{package} by itself"), check).await?;
-        }
-    }
+async fn documentation_tests(name: Option<&str>, variables: &[(&str, &str)]) -> Result<()> {
+    let mut command = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
+    command.args(name);
+    let program = Program::uncounted("documentation tests", command);
+    programs::run(vec![program], variables).await
+}
+
+/// Builds the tests whose name contains `name`.
+async fn build(name: Option<&str>) -> Result<Vec<Program>> {
     let begin = Instant::now();
     eprintln!("── build of the tests");
     let programs = programs::built(name).await?;
@@ -84,6 +83,33 @@ async fn checks(name: Option<&str>) -> Result<Vec<Program>> {
         bail!("there is no test whose name contains {name:?}");
     }
     Ok(programs)
+}
+
+/// What the compiler says of everything, beside the tests that run.
+async fn checks() -> Result<()> {
+    let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"])?;
+    clippy.args(["--", "--deny", "warnings"]);
+    step("clippy", patient(clippy)).await?;
+    let mut documentation = cargo(&["doc", "--workspace", "--all-features", "--no-deps"])?;
+    // An example brings the dev-dependencies: without them most dependencies have fewer features
+    // than for clippy, and are checked once more.
+    documentation.args(["--lib", "--bins", "--example", "hello"]);
+    documentation.env("RUSTDOCFLAGS", "--deny warnings");
+    step("documentation", patient(documentation)).await?;
+    for features in each_feature_alone()? {
+        let mut check = cargo(&["clippy", "--package", "tierline", "--no-default-features"])?;
+        check.args(["--features", &features, "--", "--deny", "warnings"]);
+        check.envs(NOT_INCREMENTAL);
+        step(&format!("features [{features}]"), patient(check)).await?;
+    }
+    // As their users build them: here other packages ask for features that these forgot.
+    for package in ["tierline-macros", "tierline-cli"] {
+        let mut check = cargo(&["clippy", "--package", package])?;
+        check.args(["--", "--deny", "warnings"]);
+        check.envs(NOT_INCREMENTAL);
+        step(&format!("{package} by itself"), patient(check)).await?;
+    }
+    Ok(())
 }
 
 /// Whether a test of the documentation has a name that contains this.

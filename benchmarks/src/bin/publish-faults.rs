@@ -44,7 +44,7 @@ const MAP: &str = r#"
 #[tokio::main]
 async fn main() -> Result<()> {
     let total = if is_quick() { 10_000 } else { 100_000 };
-    let broker = Broker::start().await?;
+    let broker = Broker::start_new().await?;
     let vhost = broker.vhost().await?;
     let topology = Topology::parse(MAP)?;
     let app = Tierline::builder(topology)

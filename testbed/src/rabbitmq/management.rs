@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use ureq::http::StatusCode;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -41,6 +42,18 @@ impl Management {
         self.call("DELETE", path, None).await
     }
 
+    /// Whether the node passes one of the API's health checks.
+    pub(crate) async fn passes(&self, check: &str) -> Result<bool> {
+        let (this, path) = (self.clone(), format!("health/checks/{check}"));
+        let (status, text) =
+            tokio::task::spawn_blocking(move || this.send("GET", &path, None)).await??;
+        match status {
+            StatusCode::OK => Ok(true),
+            StatusCode::SERVICE_UNAVAILABLE => Ok(false),
+            _ => bail!("the management API answered the check {check} with {status}: {text}"),
+        }
+    }
+
     async fn call(&self, method: &'static str, path: &str, body: Option<Value>) -> Result<Value> {
         let (this, path) = (self.clone(), path.to_owned());
         tokio::task::spawn_blocking(move || this.call_blocking(method, &path, body)).await?
@@ -53,6 +66,14 @@ impl Management {
         path: &str,
         body: Option<Value>,
     ) -> Result<Value> {
+        let (status, text) = self.send(method, path, body)?;
+        if !status.is_success() {
+            bail!("the management API answered {method} {path} with {status}: {text}");
+        }
+        Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
+    fn send(&self, method: &str, path: &str, body: Option<Value>) -> Result<(StatusCode, String)> {
         let request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}/{path}", self.base));
@@ -68,9 +89,6 @@ impl Management {
             answer.with_context(|| format!("the management API did not answer {method} {path}"))?;
         let status = answer.status();
         let text = answer.body_mut().read_to_string().unwrap_or_default();
-        if !status.is_success() {
-            bail!("the management API answered {method} {path} with {status}: {text}");
-        }
-        Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
+        Ok((status, text))
     }
 }

@@ -4,6 +4,7 @@ mod broker;
 mod cluster;
 mod management;
 mod node;
+mod pool;
 mod raw;
 mod release;
 mod tls;

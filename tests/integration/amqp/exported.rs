@@ -16,7 +16,7 @@ use super::{apply, hotel, plan, publish, stranger};
 /// One test, because it needs a broker of its own: users belong to all virtual hosts.
 #[tokio::test]
 async fn exported_definitions_make_a_broker_that_is_well_with_users_who_may_just_enough() {
-    let broker = Broker::start().await.unwrap();
+    let broker = Broker::start_new().await.unwrap();
     import(&broker).await;
 
     let connection = Connection::open(&broker.amqp_url(), "test").await.unwrap();

@@ -22,11 +22,12 @@ const SCHEDULES: &str = r#"
 #[tokio::test]
 async fn a_run_is_published_when_the_broker_is_back_unless_it_has_expired() {
     let broker = Broker::start().await.unwrap();
+    let vhost = broker.vhost().await.unwrap();
     let database = database().await;
     let ours = tierline::Database::new(database.url()).unwrap();
     ours.migrate().await.unwrap();
-    let url = broker.amqp_url();
-    let mut app = App::connect(map(SCHEDULES), &url, database.url()).await;
+    let url = vhost.amqp_url();
+    let mut app = App::connect(map(SCHEDULES), url, database.url()).await;
     broker.flush_declarations().await.unwrap();
     let schedules = app.app.schedules().unwrap();
     let clock = FakeClock::at("2026-11-16T11:59:59Z");
@@ -64,7 +65,7 @@ async fn a_run_is_published_when_the_broker_is_back_unless_it_has_expired() {
         ]
         .map(|(schedule, id)| (schedule.to_owned(), id.to_owned()))
     );
-    assert_eq!(tierline_testbed::depth(&url, QUEUE).await.unwrap(), 2);
+    assert_eq!(vhost.depth(QUEUE).await.unwrap(), 2);
     let missed = schedules.list().await.unwrap();
     let missed: Vec<u64> = missed.iter().map(|state| state.missed).collect();
     assert_eq!(missed, [1, 2, 0]);

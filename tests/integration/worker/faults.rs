@@ -260,7 +260,7 @@ async fn a_worker_that_starts_while_the_node_of_one_tier_is_down_serves_the_othe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ack_timeout_is_survived_and_the_task_runs_once() {
-    let broker = Broker::start().await.unwrap();
+    let broker = Broker::start_new().await.unwrap();
     // The broker loses patience long before the map says that it would.
     let set = async |setting: &str| {
         let command = format!("application:set_env(rabbit, {setting}).");

@@ -114,7 +114,7 @@ impl Heard {
     }
 
     fn count(&self, wanted: &str) -> usize {
-        let lines = self.lines();
+        let lines = self.lines.lock().unwrap();
         lines.iter().filter(|line| line.starts_with(wanted)).count()
     }
 

@@ -20,7 +20,7 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
     } else {
         (20_000, 20_000)
     };
-    let broker = Broker::start().await?;
+    let broker = Broker::start_new().await?;
     let vhost = broker.vhost().await?;
     let mut yard = Yard::open(vhost).await?;
     yard.drain("warm-up", drained / 4).await?;

@@ -45,7 +45,8 @@ pub(crate) enum RouteRequest<'a> {
 /// the delay levels are quorum queues too.
 ///
 /// # Errors
-/// [`PublishError::UnmappedTask`], [`PublishError::InvalidPriority`], [`PublishError::DelayTooLong`].
+/// [`PublishError::UnmappedTask`], [`PublishError::InvalidPriority`], [`PublishError::DelayTooLong`],
+/// [`PublishError::NoDelays`].
 pub(crate) fn destination(
     topology: &Topology,
     broker: Version,
@@ -69,6 +70,12 @@ pub(crate) fn destination(
     let tier = topology.tier(tier).ok_or_else(unmapped)?;
     let priority = priority(task, mapped, tier, request)?;
     let delayed = delay::route(topology.app(), &tier.name, delay)?;
+    if delayed.is_some() && !tier.delays {
+        return Err(Error::Publish(PublishError::NoDelays {
+            task: task.into(),
+            tier: tier.name.as_str().into(),
+        }));
+    }
     let is_in_quorum_queue = match tier.home {
         Home::Classic { .. } => delayed.is_some(),
         Home::Quorum { .. } => true,
@@ -228,6 +235,21 @@ mod tests {
             refused,
             Err(Error::Publish(PublishError::DelayTooLong { .. }))
         ));
+    }
+
+    #[test]
+    fn a_tier_without_delays_takes_a_message_at_once_or_not_at_all() {
+        let map = MAP.replace("[tiers.urgent]", "[tiers.urgent]\ndelays = false");
+        let topology = Topology::parse(map).unwrap();
+        let newest = "4.3.6".parse().unwrap();
+        for request in [publish(None), retry("urgent", 5), redrive("urgent", 5)] {
+            let route = |delay| destination(&topology, newest, "otp", request, delay);
+            assert_eq!(route(Duration::ZERO).unwrap().routing_key, "urgent");
+            assert!(matches!(
+                route(Duration::from_nanos(1)),
+                Err(Error::Publish(PublishError::NoDelays { tier, .. })) if &*tier == "urgent"
+            ));
+        }
     }
 
     #[test]

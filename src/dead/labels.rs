@@ -79,6 +79,8 @@ labels! {
         CrashLoop = "crash loop",
         /// It exceeded its hard limit and never yielded, so the worker could not stop it.
         Hung = "hung",
+        /// It was to run again later, and its tier has no delay queues.
+        NoDelays = "no delays",
         /// The broker: a consumer rejected it without requeueing it.
         Rejected = "rejected",
         /// The broker: its TTL in the queue ended.
@@ -131,6 +133,7 @@ impl From<DeadReason> for Reason {
             DeadReason::Undecodable => Self::Undecodable,
             DeadReason::CrashLoop => Self::CrashLoop,
             DeadReason::Hung => Self::Hung,
+            DeadReason::NoDelays => Self::NoDelays,
         }
     }
 }
@@ -161,6 +164,7 @@ mod tests {
             "undecodable payload",
             "crash loop",
             "hung",
+            "no delays",
         ] {
             let reason = DeadReason::parse(text).unwrap();
             assert_eq!(Reason::from(reason).as_str(), text);

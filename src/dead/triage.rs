@@ -272,6 +272,13 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
             "the map has no tier for this task: map it again, or discard it",
         );
     }
+    if failing.sample.reason == Reason::NoDelays {
+        return (
+            Advice::FixFirst,
+            "its tier has delays = false, so it could not run again later: remove that and apply the map, or let \
+             its handler neither retry nor snooze",
+        );
+    }
     match cause {
         RootCause::ProviderOutage if is_recent => (
             Advice::RedriveLater,

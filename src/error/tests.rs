@@ -58,6 +58,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (PublishError::InvalidMessage { task: task.clone(), problem: t() }.into(), Invalid, false, NO),
         (PublishError::InvalidPriority { task, priority: 3, highest: None }.into(), Invalid, false, NO),
         (PublishError::DelayTooLong { delay: Duration::MAX, longest: Duration::ZERO }.into(), Invalid, false, NO),
+        (PublishError::NoDelays { task: t(), tier: t() }.into(), Invalid, false, NO),
         (PublishError::Unroutable { id: id(), queue: t() }.into(), Mismatch, false, NO),
         (PublishError::Refused { id: id() }.into(), Overloaded, true, NO),
         (PublishError::Blocked { id: id() }.into(), Overloaded, true, MAYBE),
@@ -70,6 +71,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (WorkerError::LimitsTooLong(Box::new(LimitsTooLong {
             task: "a", timeout: Duration::MAX, group: "b".into(), prefetch: 1, ack_timeout: Duration::ZERO,
         })).into(), Configuration, false, None),
+        (WorkerError::RetriesWithoutDelays { tier: t(), tasks: t() }.into(), Configuration, false, None),
         (WorkerError::NoWatchdog { cause: io() }.into(), System, false, None),
         (Error::InvalidDuration(Box::new("soon".into_duration().unwrap_err().of("delay"))), Invalid, false, None),
         (Error::Closed { tried: t() }, Closed, false, NO),

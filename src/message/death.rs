@@ -37,16 +37,19 @@ pub enum DeadReason {
     CrashLoop,
     /// It was past its hard limit and never yielded, so nothing could stop it.
     Hung,
+    /// It was to run again later, and its tier has no delay queues.
+    NoDelays,
 }
 
 impl DeadReason {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,
         Self::Undecodable,
         Self::CrashLoop,
         Self::Hung,
+        Self::NoDelays,
     ];
 
     /// The reason in words, as it is written to headers and logs.
@@ -58,6 +61,7 @@ impl DeadReason {
             Self::Undecodable => "undecodable payload",
             Self::CrashLoop => "crash loop",
             Self::Hung => "hung",
+            Self::NoDelays => "no delays",
         }
     }
 

@@ -87,6 +87,18 @@ pub enum PublishError {
         longest: Duration,
     },
 
+    /// A message was to be delayed in a tier without delay queues. Nothing was sent.
+    #[error(
+        "cannot delay task `{task}`: its tier {tier:?} has delays = false in the map; remove that and apply the map, \
+         or run the task without a delay"
+    )]
+    NoDelays {
+        /// The task's name.
+        task: Box<str>,
+        /// Its tier.
+        tier: Box<str>,
+    },
+
     /// The broker has no queue for the message: it was not stored.
     #[error("task {id} was not stored: no queue is bound for {queue}; apply the topology")]
     Unroutable {
@@ -154,6 +166,7 @@ impl PublishError {
             | PublishError::InvalidMessage { .. }
             | PublishError::InvalidPriority { .. }
             | PublishError::DelayTooLong { .. }
+            | PublishError::NoDelays { .. }
             | PublishError::Unroutable { .. }
             | PublishError::Refused { .. }
             | PublishError::NotConnected { .. } => Stored::No,
@@ -168,7 +181,8 @@ impl PublishError {
             | PublishError::HeadersTooLarge { .. }
             | PublishError::InvalidMessage { .. }
             | PublishError::InvalidPriority { .. }
-            | PublishError::DelayTooLong { .. } => ErrorKind::Invalid,
+            | PublishError::DelayTooLong { .. }
+            | PublishError::NoDelays { .. } => ErrorKind::Invalid,
             PublishError::Unroutable { .. } => ErrorKind::Mismatch,
             PublishError::Refused { .. } | PublishError::Blocked { .. } => ErrorKind::Overloaded,
             PublishError::NotConnected { .. } | PublishError::Unconfirmed { .. } => {

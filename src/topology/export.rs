@@ -145,16 +145,14 @@ pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
 const NOTHING: &str = "^$";
 
 fn publishing_pattern(topology: &Topology) -> String {
-    let ladders = topology
-        .tiers()
-        .iter()
-        .map(|tier| tier.name.as_str())
-        .chain(["long"]);
-    format!(
-        r"{}\.(tasks|delay\.{}\.[0-9]+)",
-        escape(topology.app()),
-        any(ladders)
-    )
+    let app = escape(topology.app());
+    let tiers = topology.tiers().iter().filter(|tier| tier.delays);
+    let ladders: Vec<_> = tiers.map(|tier| tier.name.as_str()).collect();
+    if ladders.is_empty() {
+        return format!(r"{app}\.tasks");
+    }
+    let ladders = any(ladders.into_iter().chain(["long"]));
+    format!(r"{app}\.(tasks|delay\.{ladders}\.[0-9]+)")
 }
 
 fn any_tier(group: &Group) -> String {

@@ -25,6 +25,7 @@
 //! | `max_length` | how many messages may wait; the next is refused | 1 to 2147483647 | no limit |
 //! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
 //! | `generation` | which queue in succession serves the tier | 1 to 9999 | 1 |
+//! | `delays` | whether the tier has delay queues, which delays, retries and snoozes need | `true`, `false` | `true` |
 //! | `dlq.queue` | the type of the dead-letter queue | `"classic"`, `"quorum"` | `"quorum"` |
 //! | `dlq.expiry` | after how long an uncollected dead letter is dropped | `"1ms"` to `"49d"` | `"30d"` |
 //! | **`[groups.NAME]`** | the tiers that one pool serves | every tier in exactly one group | |

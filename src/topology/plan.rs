@@ -184,8 +184,11 @@ impl Plan {
             plan.quarantine(&names, &group.name);
         }
         plan.unrouted(&names);
-        plan.long_ladder(&names, topology.tiers());
-        for tier in topology.tiers() {
+        let delayed: Vec<_> = topology.tiers().iter().filter(|it| it.delays).collect();
+        if !delayed.is_empty() {
+            plan.long_ladder(&names, &delayed);
+        }
+        for tier in delayed {
             plan.short_ladder(&names, tier);
         }
         for tier in topology.tiers() {
@@ -247,7 +250,7 @@ impl Plan {
     }
 
     /// The levels that all tiers share; they hand over to the top of each tier's own.
-    fn long_ladder(&mut self, names: &Names<'_>, tiers: &[Tier]) {
+    fn long_ladder(&mut self, names: &Names<'_>, tiers: &[&Tier]) {
         let out = names.long_delay_out();
         for level in Level::long() {
             self.level(level, |level| names.delay_level("", level), &out);

@@ -93,6 +93,13 @@ impl<'f> Reader<'f> {
         }
     }
 
+    pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
+        match self.take(key)? {
+            DeValue::Boolean(boolean) => Some(*boolean),
+            value => self.wrong(key, value, "true or false", None),
+        }
+    }
+
     /// One of a few words, each with its meaning.
     pub(super) fn choice<T: Copy>(
         &mut self,

@@ -2,14 +2,14 @@
 
 use crate::Error;
 use crate::error::{LimitsTooLong, WorkerError};
-use crate::task::Registry;
-use crate::topology::Topology;
+use crate::task::{Registration, Registry};
+use crate::topology::{MappedTask, Topology};
 
 /// The groups to serve, each once and in the order given.
 ///
 /// # Errors
 /// [`WorkerError::UnknownGroup`]; [`WorkerError::LimitsTooLong`] where a message could wait prefetched, and then
-/// run, for longer than the broker waits for its acknowledgement.
+/// run, for longer than the broker waits for its acknowledgement; [`WorkerError::RetriesWithoutDelays`].
 pub(super) fn check(
     topology: &Topology,
     registry: &Registry,
@@ -47,9 +47,33 @@ pub(super) fn check(
                 ))));
             }
         }
+        for tier in &group.tiers {
+            check_retries(topology, registry, tier)?;
+        }
         if !served.contains(name) {
             served.push(name.clone());
         }
     }
     Ok(served)
+}
+
+/// Refuses handlers with retries in a tier that has no delay queues.
+fn check_retries(topology: &Topology, registry: &Registry, tier: &str) -> Result<(), Error> {
+    if topology.tier(tier).is_none_or(|tier| tier.delays) {
+        return Ok(());
+    }
+    let has_retries = |task: &&MappedTask| {
+        let registration = registry.get(&task.name);
+        let options = registration.map(Registration::options);
+        task.tier == tier && options.is_some_and(|options| options.retry.retries > 0)
+    };
+    let tasks = topology.tasks().iter().filter(has_retries);
+    let tasks: Vec<_> = tasks.map(|task| task.name.as_str()).collect();
+    if tasks.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Worker(WorkerError::RetriesWithoutDelays {
+        tier: tier.into(),
+        tasks: tasks.join(", ").into(),
+    }))
 }

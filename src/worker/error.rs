@@ -61,6 +61,18 @@ pub enum WorkerError {
     #[error("{_0}")]
     LimitsTooLong(Box<LimitsTooLong>),
 
+    /// Handlers may be retried, and their tier has no delay queues in which a retry could wait.
+    #[error(
+        "tier {tier:?} has delays = false in the map, and these tasks of it have retries: {tasks}; give them \
+         retries = 0, or remove delays = false and apply the map"
+    )]
+    RetriesWithoutDelays {
+        /// The tier.
+        tier: Box<str>,
+        /// The tasks.
+        tasks: Box<str>,
+    },
+
     /// The thread that watches for handlers which never yield could not be started.
     #[error("cannot start the watchdog's thread: {}; raise the limit on threads", cause.kind())]
     NoWatchdog {
@@ -75,7 +87,8 @@ impl WorkerError {
         match self {
             WorkerError::DuplicateHandler { .. }
             | WorkerError::SoftTimeoutTooLong { .. }
-            | WorkerError::LimitsTooLong(_) => ErrorKind::Configuration,
+            | WorkerError::LimitsTooLong(_)
+            | WorkerError::RetriesWithoutDelays { .. } => ErrorKind::Configuration,
             WorkerError::UnknownGroup { .. } | WorkerError::MiddlewareWithoutTarget { .. } => {
                 ErrorKind::NotFound
             }

@@ -138,8 +138,8 @@ impl Worker {
     /// this looks like a crash, and they count it as one: let `shutdown` complete where you can.
     ///
     /// # Errors
-    /// [`WorkerError::UnknownGroup`], [`WorkerError::LimitsTooLong`], [`Error::InvalidDuration`], [`Error::Closed`] and what
-    /// [`Registry::collected`] finds, before anything is begun.
+    /// [`WorkerError::UnknownGroup`], [`WorkerError::LimitsTooLong`], [`WorkerError::RetriesWithoutDelays`],
+    /// [`Error::InvalidDuration`], [`Error::Closed`] and what [`Registry::collected`] finds, before anything is begun.
     pub async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let Self {
             parts,

@@ -14,7 +14,7 @@ use crate::topology::plan::{DestinationType, Plan};
 pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = missing(plan, snapshot);
     findings.extend(differences(plan, snapshot).iter().map(different));
-    findings.extend(bindings(plan, snapshot));
+    findings.extend(bindings(topology, plan, snapshot));
     findings.extend(leftovers(topology, plan, snapshot));
     findings.extend(classic_in_cluster(topology, snapshot));
     findings.extend(idle_tiers(topology, snapshot));
@@ -114,7 +114,7 @@ fn is_absent(plan: &Plan, snapshot: &Snapshot) -> bool {
         && !queues.any(|name| snapshot.queues.contains_key(name))
 }
 
-fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
+fn bindings(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     let Some(found) = &snapshot.bindings else {
         return Vec::new();
     };
@@ -139,10 +139,17 @@ fn bindings(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
         what: "is in the file and not on the broker".to_owned(),
         help: "apply the file".to_owned(),
     });
+    // Tasks that were delayed before the tier had delays = false reach it by its old levels, which are leftovers.
+    let tiers = topology.tiers().iter().filter(|tier| !tier.delays);
+    let old_levels: Vec<_> = tiers
+        .map(|tier| format!("{}.delay.{}.", plan.app, tier.name))
+        .collect();
+    let is_old_level = |name: &str| old_levels.iter().any(|levels| name.starts_with(levels));
     let retired: BTreeSet<FoundBinding> = plan.retired.iter().map(FoundBinding::from).collect();
     let extra = found
         .difference(&planned)
         .filter(|binding| sources.contains(binding.source.as_str()))
+        .filter(|binding| !is_old_level(&binding.destination))
         .map(|binding| Finding {
             severity: Severity::Error,
             object: shown(binding),
@@ -305,6 +312,21 @@ mod tests {
     fn a_broker_that_is_as_the_plan_says_gives_no_finding() {
         let (topology, plan) = hotel();
         assert_eq!(all(&topology, &plan, &healthy(&plan)), []);
+    }
+
+    #[test]
+    fn the_delay_queues_of_a_tier_that_has_none_any_more_are_leftovers_and_no_error() {
+        let (_, with_delays) = hotel();
+        let map = std::fs::read_to_string("topology/hotel.toml").unwrap();
+        let map = map.replace("[tiers.bulk]", "[tiers.bulk]\ndelays = false");
+        let topology = Topology::parse(map).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+        let found = all(&topology, &plan, &healthy(&with_delays));
+        assert_eq!(found.len(), 15 + 14);
+        for finding in found {
+            assert_eq!(finding.severity, Severity::Warning, "{finding:?}");
+            assert!(finding.object.contains(" hotel.delay.bulk."), "{finding:?}");
+        }
     }
 
     #[test]

@@ -66,11 +66,18 @@ impl ConsumerSettings {
                 failure,
             } => {
                 let is_copy = after.is_zero() && failure.is_none();
-                let stored = self.store_later(received, *later, after, failure).await;
-                if stored.is_ok() && is_copy {
-                    return Stored::Copied;
+                let stored = self.store_later(received, *later, after, &failure).await;
+                match stored {
+                    Ok(()) if is_copy => return Stored::Copied,
+                    Err(Error::Publish(PublishError::NoDelays { tier, .. })) => {
+                        let failure = no_delays(&tier, failure);
+                        let dead = message.map(|message| message.clone().failed(&failure));
+                        let reason = DeadReason::NoDelays;
+                        self.store_dead(origin, received, dead.as_ref(), reason, failure)
+                            .await
+                    }
+                    stored => stored,
                 }
-                stored
             }
             Next::Dead {
                 message,
@@ -117,9 +124,8 @@ impl ConsumerSettings {
             self.store_dead(origin, received, Some(&dead), reason, failure)
                 .await
         } else {
-            let after = delay_after_crash(crashes);
             let task = task_ref(message);
-            let stored = self.publish_later(received, &counted, after).await;
+            let stored = self.store_counted(received, &counted).await;
             if stored.is_ok() {
                 let (name, id) = (task.name, task.id);
                 tracing::warn!(task = name, %id, crashes, "a worker died while it held this task");
@@ -136,6 +142,20 @@ impl ConsumerSettings {
                     _ => Stored::NoAndSuspect,
                 }
             }
+        }
+    }
+
+    /// Publishes a message with a crash count. A tier without delay queues has none for the pause before quarantine.
+    async fn store_counted(&self, received: &Received, counted: &Message) -> Result<(), Error> {
+        let after = delay_after_crash(counted.crashes);
+        match self.publish_later(received, counted, after).await {
+            Err(Error::Publish(PublishError::NoDelays { tier, .. })) => {
+                let mut groups = self.topology.groups().iter();
+                let group = groups.find(|group| group.tiers.iter().any(|it| **it == *tier));
+                let group = group.map_or("", |group| &group.name);
+                self.publish_to_quarantine(group, received, counted).await
+            }
+            stored => stored,
         }
     }
 
@@ -164,7 +184,7 @@ impl ConsumerSettings {
         received: &Received,
         message: Message,
         after: Duration,
-        failure: Option<Failure>,
+        failure: &Option<Failure>,
     ) -> Result<(), Error> {
         // It came to an end: it did not kill the worker that died before.
         let message = Message {
@@ -176,7 +196,7 @@ impl ConsumerSettings {
             return Ok(());
         };
         let task = task_ref(before);
-        match &failure {
+        match failure {
             Some(failure) => {
                 let (name, id, attempt) = (task.name, task.id, task.attempt);
                 tracing::warn!(task = name, %id, attempt, ?after, error = %failure, "failed, will be retried");
@@ -386,6 +406,22 @@ fn crash_loop(crashes: u32) -> Failure {
          quarantine; look for what ends the process: an abort, a stack overflow, too much memory"
     );
     Failure::new(FailureKind::Crash, problem)
+}
+
+/// The failure of a task that was to run again later in a tier without delay queues; `failure` is that of its
+/// attempt, if it failed.
+fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {
+    let cause = format!("its tier {tier:?} has delays = false in the map");
+    match failure {
+        Some(failure) => Failure {
+            message: format!("{}; it is not retried, because {cause}", failure.message),
+            ..failure
+        },
+        None => {
+            let problem = format!("its handler asked to run again later, which it cannot: {cause}");
+            Failure::new(FailureKind::Error, problem)
+        }
+    }
 }
 
 /// How long a message with this crash count waits before it runs again.

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tierline::Error;
 use tierline::error::PublishError;
 use tierline::topology::delay::{self, MAX_DELAY};
+use tierline::topology::export::least_permissions;
 use tierline::topology::plan::{Argument, DestinationType, Plan};
+use tierline::{Error, Topology};
 
-use super::{hotel, plan};
+use super::{hotel, plan, small, the_problem};
 
 proptest! {
     #[test]
@@ -92,6 +93,78 @@ fn a_message_whose_tier_is_gone_is_caught() {
         travel(&plan, &route.exchange, &route.routing_key).0,
         "hotel.unrouted"
     );
+}
+
+/// The hotel, whose tiers of these names have no delays.
+fn hotel_without_delays(tiers: &[&str]) -> Topology {
+    let mut map = std::fs::read_to_string(super::HOTEL).unwrap();
+    for tier in tiers {
+        let section = format!("[tiers.{tier}]\n");
+        assert!(map.contains(&section));
+        map = map.replace(&section, &format!("{section}delays = false\n"));
+    }
+    Topology::parse(map).unwrap()
+}
+
+#[test]
+fn a_tier_without_delays_has_no_delay_queues_and_the_others_keep_theirs() {
+    let all = plan(&hotel(), "4.3.6").unwrap();
+    let some = hotel_without_delays(&["critical", "bulk"]);
+    assert!(!some.tier("bulk").unwrap().delays && some.tier("low").unwrap().delays);
+    let some = plan(&some, "4.3.6").unwrap();
+    let is_theirs = |name: &str| {
+        name.starts_with("hotel.delay.critical.") || name.starts_with("hotel.delay.bulk.")
+    };
+    let exchanges = all.exchanges.into_iter();
+    let exchanges = exchanges.filter(|it| !is_theirs(&it.name));
+    assert_eq!(exchanges.collect::<Vec<_>>(), some.exchanges);
+    let queues = all.queues.into_iter().filter(|it| !is_theirs(&it.name));
+    assert_eq!(queues.collect::<Vec<_>>(), some.queues);
+    let bindings = all.bindings.into_iter();
+    let bindings = bindings.filter(|it| !is_theirs(&it.source) && !is_theirs(&it.destination));
+    assert_eq!(bindings.collect::<Vec<_>>(), some.bindings);
+    assert_eq!(all.tasks, some.tasks);
+}
+
+#[test]
+fn a_map_without_delays_has_no_delay_queues_at_all() {
+    let tiers = ["critical", "high", "normal", "low", "bulk", "calls"];
+    let plan = plan(&hotel_without_delays(&tiers), "4.3.6").unwrap();
+    let exchanges = plan.exchanges.iter().map(|it| &it.name);
+    let queues = plan.queues.iter().map(|it| &it.name);
+    let delays: Vec<_> = exchanges.chain(queues).collect();
+    assert!(
+        delays.iter().all(|it| !it.contains(".delay.")),
+        "{delays:?}"
+    );
+}
+
+#[test]
+fn delays_are_true_or_false() {
+    for value in ["\"no\"", "0", "\"5s\""] {
+        let delays = format!("\"classic\"\ndelays = {value}");
+        let problem = the_problem(small(|text| text.replace("\"classic\"", &delays)));
+        let expected = "delays in [tiers.main] must be true or false, found";
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let problem = the_problem(small(|text| {
+        text.replace("[groups.all]", "[groups.all]\ndelays = false")
+    }));
+    assert!(problem.contains("unknown key \"delays\""), "{problem}");
+}
+
+#[test]
+fn nobody_may_publish_into_delay_queues_that_do_not_exist() {
+    let write = |tiers: &[&str]| {
+        let permissions = least_permissions(&hotel_without_delays(tiers), "/");
+        permissions.into_iter().next().unwrap().write
+    };
+    assert_eq!(
+        write(&["high", "normal", "low", "bulk"]),
+        r"^hotel\.(tasks|delay\.(critical|calls|long)\.[0-9]+)$"
+    );
+    let none = write(&["critical", "high", "normal", "low", "bulk", "calls"]);
+    assert_eq!(none, r"^hotel\.tasks$");
 }
 
 /// Plays the broker: the queue in which the message ends, and the milliseconds it waited on its way.

@@ -77,6 +77,7 @@ fn line() -> impl Strategy<Value = String> {
         "max_length",
         "delivery_limit",
         "generation",
+        "delays",
         "dlq",
         "tiers",
         "order",

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod delays;
 mod dropped;
 mod faults;
 mod identity;

@@ -1,8 +1,9 @@
 //! Publishing beside plain lapin; how punctual delays are; how much memory a long stream takes.
 //!
-//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [delays] [memory]`
+//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [lone] [delays] [memory]`
 
 mod delays;
+mod lone;
 mod map;
 mod memory;
 mod throughput;
@@ -29,6 +30,9 @@ async fn main() -> Result<()> {
         if is_wanted("throughput") {
             scene.pipelined(&mut report, is_quick).await?;
         }
+    }
+    if is_wanted("lone") {
+        lone::measure(&mut report, is_quick).await?;
     }
     if is_wanted("delays") {
         delays::measure(&mut report, is_quick).await?;

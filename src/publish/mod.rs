@@ -62,7 +62,6 @@ pub(crate) struct Publisher {
 
 struct Inner {
     topology: Topology,
-    app: Arc<str>,
     pool: Pool,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
@@ -113,7 +112,6 @@ impl Publisher {
         let pool = Pool::open(settings, connections, first);
         Self {
             inner: Arc::new(Inner {
-                app: topology.app().into(),
                 topology,
                 pool,
                 trace,
@@ -351,15 +349,18 @@ impl Inner {
         let route =
             route::destination(&self.topology, broker, &request.task, route_request, delay)?;
         route::check_size(&self.topology, &request.task, &request.payload)?;
+        let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
-        let app = Arc::clone(&self.app);
         let message = OutgoingMessage {
             exchange: route.exchange,
             routing_key: route.routing_key,
-            content: Content::New { message, app },
+            content: Content::New {
+                message,
+                is_id_drawn,
+            },
         };
         Ok((message, id, route.tier))
     }

@@ -13,6 +13,7 @@ mod outcomes;
 mod quarantine;
 mod reconnect;
 mod shutdown;
+mod versions;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

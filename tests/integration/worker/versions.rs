@@ -163,7 +163,14 @@ async fn a_program_of_version_1_reads_all_that_is_published() {
 
     let drawn = room(1).await.unwrap();
     let (_, properties) = take_one(&vhost, QUEUE).await;
-    assert!(properties.headers().is_none(), "{properties:?}");
+    let headers = properties.headers().iter().flat_map(|it| it.inner());
+    let is_broker = |name: &str| name.starts_with("x-");
+    assert!(
+        headers
+            .into_iter()
+            .all(|(name, _)| is_broker(name.as_str())),
+        "{properties:?}"
+    );
     assert!(properties.app_id().is_none() && properties.content_type().is_none());
     let plain = version_1::Read {
         task: Clean::NAME.to_owned(),

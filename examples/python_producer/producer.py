@@ -10,11 +10,24 @@ the task's id once the broker has stored it, and fails where it has not.
 """
 
 import json
+import secrets
 import sys
 import time
-import uuid
 
 import pika
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def draw_id():
+    """Draws a task's id: a UUID v7 behind a one bit, in Crockford's base32. It says when the task was enqueued."""
+    number = 1
+    number = number << 48 | time.time_ns() // 1_000_000
+    number = number << 4 | 7
+    number = number << 12 | secrets.randbits(12)
+    number = number << 2 | 2
+    number = number << 62 | secrets.randbits(62)
+    return "".join(ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 
 def publish(channel, plan, task, payload, headers=None):
@@ -23,25 +36,18 @@ def publish(channel, plan, task, payload, headers=None):
         route = plan["tasks"][task]
     except KeyError:
         raise SystemExit(f"task {task!r} is not mapped to a tier: add it to [tasks] in the map")
-    task_id = str(uuid.uuid4())
+    task_id = draw_id()
     channel.basic_publish(
         exchange=route["exchange"],
         routing_key=route["routing_key"],
         body=json.dumps(payload).encode(),
+        # An id that was not drawn just now needs the header "tierline-enqueued-at" too, in milliseconds.
         properties=pika.BasicProperties(
             type=task,
             message_id=task_id,
             priority=route["priority"],
             delivery_mode=pika.DeliveryMode.Persistent,
-            content_type="application/json",
-            app_id=plan["app"],
-            headers={
-                **(headers or {}),
-                "tierline-version": 1,
-                "tierline-attempt": 1,
-                # pika sends it with 64 bits, as it does not fit 32.
-                "tierline-enqueued-at": int(time.time() * 1000),
-            },
+            headers=headers,
         ),
         # What no queue takes comes back as an UnroutableError, not as silence.
         mandatory=True,

@@ -100,6 +100,20 @@ pub fn properties(task: &str, id: &str, headers: &[Header]) -> BasicProperties {
         .with_headers(table)
 }
 
+/// An id as tierline draws it, of any bits: `message::wire` says how.
+pub fn drawn_id(bits: u128) -> String {
+    let uuid = bits & !(0xf << 76) & !(0b11 << 62) | 7 << 76 | 0b10 << 62;
+    let digit = |place: u32| match (uuid >> (5 * place)) as usize & 31 {
+        first if place == 25 => first | 8,
+        digit => digit,
+    };
+    let alphabet = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+    let places = (0..26).rev();
+    places
+        .map(|place| char::from(alphabet[digit(place)]))
+        .collect()
+}
+
 fn value(kind: u8, bytes: &[u8], depth: u8) -> AMQPValue {
     let mut number = [0; 8];
     for (to, from) in number.iter_mut().zip(bytes) {

@@ -12,7 +12,7 @@ use tierline::execute::Verdict;
 use tierline::message::{Death, Message};
 use tierline::testing::Tester;
 use tierline::{Registry, Task, Tierline, Topology};
-use tierline_fuzz::{Header, MAP, properties};
+use tierline_fuzz::{Header, MAP, drawn_id, properties};
 use tierline_testbed::{database, vhost};
 
 #[derive(Serialize, Deserialize)]
@@ -37,6 +37,35 @@ fn any_headers_are_read_or_refused_with_a_reason() {
                 Err(problem) => assert!(!problem.is_empty()),
             }
             Death::from_wire(&properties);
+        });
+}
+
+#[test]
+fn an_id_of_any_time_is_read_and_no_time_is_far_ahead() {
+    bolero::check!()
+        .with_type::<(u64, u64, u8)>()
+        .for_each(|(high, low, seconds)| {
+            let bits = u128::from(*high) << 64 | u128::from(*low);
+            let id = drawn_id(bits);
+            let drawn_at = SystemTime::UNIX_EPOCH + Duration::from_millis(high >> 16);
+            let day = Duration::from_secs(24 * 60 * 60);
+            // Now, about when it was drawn, and long before.
+            let now = SystemTime::now();
+            let about = drawn_at - day + Duration::from_secs(u64::from(*seconds));
+            for arrived_at in [now, about, SystemTime::UNIX_EPOCH] {
+                let mut properties = properties("note", &id, &[]);
+                let read = Message::from_wire(&properties, Vec::new(), "normal", arrived_at);
+                let message = read.unwrap();
+                let expected = match drawn_at <= arrived_at + day {
+                    true => drawn_at,
+                    false => arrived_at,
+                };
+                assert_eq!((message.id.as_str(), message.enqueued_at), (&*id, expected));
+                // Nothing but the very form counts.
+                properties = properties.with_message_id(id.to_lowercase().into());
+                let read = Message::from_wire(&properties, Vec::new(), "normal", arrived_at);
+                assert_eq!(read.unwrap().enqueued_at, arrived_at);
+            }
         });
 }
 
@@ -98,7 +127,11 @@ async fn whatever_is_in_a_dead_letter_queue_is_logged() {
         let headers: Vec<Header> = (0..random.next() % 12)
             .map(|_| (random.next() as u8, random.next() as u8, random.bytes(24)))
             .collect();
-        let properties = properties("note", &format!("id-{number}"), &headers);
+        let id = match number % 2 {
+            0 => format!("id-{number}"),
+            _ => drawn_id(u128::from(random.next()) << 72 | u128::from(random.next())),
+        };
+        let properties = properties("note", &id, &headers);
         let payload = random.bytes(64);
         let options = BasicPublishOptions::default();
         let sent = channel.basic_publish(

@@ -123,7 +123,7 @@ impl Entry {
         );
         let enqueued_at = message
             .as_ref()
-            .and_then(|_| wire::stated_enqueued_at(delivered));
+            .and_then(|_| wire::stated_enqueued_at(delivered, now));
         // The broker dead-lettered it before the attempt that its header names.
         let attempt = message.as_ref().map_or(0, |message| message.attempt);
         let attempts = attempt.saturating_sub(u32::from(death.is_none()));

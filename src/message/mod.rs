@@ -80,12 +80,12 @@ pub struct Redriven {
 impl Message {
     /// The first attempt of what was asked for, enqueued at `now` in this tier.
     ///
-    /// An identifier is drawn where the request has none. The request's delay is part of the message
+    /// An identifier is drawn at `now` where the request has none. The request's delay is part of the message
     /// only as the time when it falls due: whoever sends it holds it back.
     pub fn first(request: PublishRequest, tier: &str, priority: u8, now: SystemTime) -> Self {
         Self {
             task: request.task,
-            id: request.id.unwrap_or_else(TaskId::random),
+            id: request.id.unwrap_or_else(|| TaskId::drawn_at(now)),
             payload: request.payload,
             attempt: 1,
             tier: tier.to_owned(),

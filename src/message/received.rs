@@ -116,7 +116,7 @@ impl Received {
 
     /// When the publisher says that it enqueued the message.
     pub(crate) fn stated_enqueued_at(&self) -> Option<SystemTime> {
-        wire::stated_enqueued_at(&self.properties)
+        wire::stated_enqueued_at(&self.properties, self.arrived_at)
     }
 
     /// Identifies the message when it is delivered again; `None` if it came without an id. The first call

@@ -1,23 +1,23 @@
 //! The wire format: a message as AMQP properties and headers, the same for producers in any
-//! language.
+//! language. This is version 2; [version 1](#version-1) is read for ever.
 //!
 //! Publish to the direct exchange `{app}.tasks` with the tier as routing key (`tierline topology plan --json` has both
 //! for every task), with `mandatory` and a confirm: a message under a wrong key is else gone without a word.
 //!
-//! | where | what | where a producer leaves it out |
+//! Most tasks need no header at all: the body, four properties, and that is 57 bytes of properties for a task whose
+//! name has 25. A field that would say what its absence means is left out.
+//!
+//! | where | what | if it is missing |
 //! |---|---|---|
 //! | body | the payload as JSON | required |
 //! | `type` | the task's name | required |
-//! | `message_id` | the task's identifier, a UUID v7 unless given | drawn at each delivery, until a retry stores one: set it where a handler must know a task again |
+//! | `message_id` | the task's id, [drawn](#the-id) unless the caller gave one | drawn at each delivery, until a retry stores one: set it where a handler must know a task again |
 //! | `priority` | within the tier, as the plan says | set it always |
 //! | `delivery_mode` | 2, persistent | set it always |
-//! | `content_type` | `application/json` | not looked at |
-//! | `app_id` | the app that published | not looked at |
-//! | header `tierline-version` | 1, the version of this format | 1 |
+//! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | the time in the id if it has the form of a [drawn](#the-id) one, else when it arrived |
 //! | header `tierline-attempt` | the attempt to come, from 1 | 1 |
-//! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | when it arrived |
-//! | header `tierline-due-at` | when it falls due, if it was delayed or redriven, likewise | at once |
-//! | header `tierline-expires-at` | when it is no longer worth running, likewise | never |
+//! | header `tierline-due-at` | when it falls due, if it was delayed or redriven, in milliseconds since 1970, 64 bits | at once |
+//! | header `tierline-expires-at` | when it is no longer worth running, in the same form | never |
 //! | header `traceparent` | the W3C trace context | none |
 //! | header `tierline-life` | how often it was redriven | 0 |
 //! | header `tierline-crashes` | how often a worker died with it | 0 |
@@ -26,6 +26,7 @@
 //! | header `tierline-left-out` | the names of headers that had no room when it was sent on, a JSON list | none |
 //! | header `tierline-repaired` | what was wrong with its properties when they came | nothing |
 //! | header `tierline-raw-properties` | those properties as they came, or the first 24 KiB of them, as bytes | |
+//! | header `tierline-version` | 1 or 2, the version of this format; any other is refused. Do not write it: programs of version 1 refuse a 2 | 2 |
 //! | any other header of text | the publisher's own | |
 //!
 //! A dead letter is the message as it came, and what became of it:
@@ -34,7 +35,7 @@
 //! |---|---|
 //! | `tierline-reason` | why it is dead, [`DeadReason`](super::DeadReason) in words |
 //! | `tierline-error` | what went wrong last |
-//! | `tierline-error-kind` | in which way, [`FailureKind`] in words |
+//! | `tierline-error-kind` | in which way, [`FailureKind`](super::FailureKind) in words |
 //! | `tierline-error-type` | the type of the error, where it is known |
 //! | `tierline-causes` | what led to it, a JSON list of texts, the nearest first |
 //! | `tierline-died-at` | when, in milliseconds since 1970 |
@@ -45,31 +46,66 @@
 //! dead letter does not carry them on. Do not send them: on RabbitMQ 3.10 an `x-death` that is not what the broker
 //! writes stops all delays and retries of the node when it reaches a delay queue. Nor does anything carry the property `user_id`, which the broker compares with
 //! the user who publishes.
+//!
+//! # The id
+//! An id that a producer draws holds the time, so `tierline-enqueued-at` can be left out. It is a UUID v7 behind a one
+//! bit, a number of 129 bits, in 26 characters of Crockford's base32. In Python:
+//!
+//! ```python
+//! def draw_id():
+//!     number = 1                                               # the mark
+//!     number = number << 48 | time.time_ns() // 1_000_000      # when the task is enqueued, in milliseconds
+//!     number = number << 4 | 7                                 # the version of the UUID
+//!     number = number << 12 | secrets.randbits(12)
+//!     number = number << 2 | 2                                 # the variant of the UUID
+//!     number = number << 62 | secrets.randbits(62)
+//!     alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+//!     return "".join(alphabet[number >> shift & 31] for shift in range(125, -1, -5))
+//! ```
+//!
+//! The UUID `01998b1c-7d3a-7a5e-b0c4-92f16e08d3b7` is `81K65HRZ9TF9FB1H4JY5Q0HMXQ`, of 2025-09-27 at 12:18:44.154 UTC.
+//!
+//! A producer that takes the id from elsewhere always writes `tierline-enqueued-at`, also if the id has this form: it
+//! may have been drawn for another task, long ago. The header counts where both are there. An id counts if all of it is
+//! as above, in capitals. A time in an id that is more than a day after the message arrived counts as none.
+//!
+//! # Version 1
+//! Version 1 wrote `tierline-version` (1), `tierline-attempt` and `tierline-enqueued-at` into every message, and the properties
+//! `content_type` (`application/json`) and `app_id` (the app that published), which nothing reads. Its ids were UUIDs
+//! of 36 characters. If `tierline-version` is 1, the id has no time: without `tierline-enqueued-at` the message was
+//! enqueued when it arrived. All else is the same, so the two versions are read alike.
+//!
+//! Programs of both versions may share queues and the log of dead letters. Only the time in an id is lost on version 1:
+//! to such a program a task was enqueued when it arrived, and its retry or dead letter of that task says so. So a
+//! program of version 2 writes `tierline-enqueued-at` into every retry, copy, redrive and dead letter.
 
 mod carry;
 mod dead;
+mod enqueued;
 mod fields;
+mod history;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use serde::{Deserialize, Serialize};
 
-use super::{FailedAttempt, FailureKind, Message, Redriven, Repaired};
+use super::{Message, Redriven, Repaired};
 use crate::Error;
 use crate::error::PublishError;
 use crate::task::TaskId;
 #[cfg(feature = "postgres")]
 pub(crate) use carry::repaired_before;
 use carry::{carried_on, sent_again};
-use dead::{MAX_IN_LIST, json_list, that_fit};
+pub(crate) use enqueued::stated_enqueued_at;
+use enqueued::{ENQUEUED_AT, has_time};
 use fields::{count, cut, insert, long, time};
 pub(crate) use fields::{integer, milliseconds, text};
+use history::{history, history_text};
 
-/// The version of the format that this release writes, and the newest that it reads.
-pub const VERSION: i64 = 1;
+/// The version of the format that this release writes, and the newest that it reads. It reads all before.
+pub const VERSION: i64 = 2;
 
 /// The room that a publisher's own headers have, in bytes: names, values, and six for each. All headers of a
 /// message must fit into one frame of 128 KiB, and a dead letter carries its errors there too.
@@ -77,6 +113,8 @@ pub const MAX_HEADERS: usize = 48 << 10;
 
 /// What begins the names of headers that are ours.
 const OWN: &str = "tierline-";
+const VERSION_HEADER: &str = "tierline-version";
+const ATTEMPT: &str = "tierline-attempt";
 const CRASHES: &str = "tierline-crashes";
 const PERSISTENT: u8 = 2;
 /// What a header of text takes in a frame beside its name and value: two lengths and a type.
@@ -85,8 +123,9 @@ const FIELD_OVERHEAD: usize = 6;
 const LONGEST: usize = 255;
 
 impl Message {
-    /// The properties that carry this message, which was [checked](Self::check), published by `app`.
-    pub(crate) fn properties(&self, app: &str) -> BasicProperties {
+    /// The properties that publish this message, which was [checked](Self::check). `is_id_drawn` says that this publish
+    /// drew its id: a caller may use an id of the same form again.
+    pub(crate) fn properties(&self, is_id_drawn: bool) -> BasicProperties {
         let mut headers = FieldTable::default();
         for (name, value) in &self.headers {
             insert(&mut headers, name, long(value));
@@ -95,14 +134,15 @@ impl Message {
             insert(&mut headers, "traceparent", long(traceparent));
         }
         self.write_own(&mut headers);
-        BasicProperties::default()
-            .with_content_type("application/json".into())
+        if !is_id_drawn || !has_time(&self.id, self.enqueued_at) {
+            self.write_enqueued_at(&mut headers);
+        }
+        let properties = BasicProperties::default()
             .with_delivery_mode(PERSISTENT)
             .with_priority(self.priority)
             .with_message_id(self.id.as_str().into())
-            .with_type(self.task.as_str().into())
-            .with_app_id(app.into())
-            .with_headers(headers)
+            .with_type(self.task.as_str().into());
+        with_headers(properties, headers)
     }
 
     /// The properties of what follows on a delivery: what it came with, with this message's own
@@ -114,20 +154,19 @@ impl Message {
     ) -> BasicProperties {
         let mut headers = carried_on(delivered, repaired);
         self.write_own(&mut headers);
+        // Also where the id has it: a program of version 1 derives no time.
+        self.write_enqueued_at(&mut headers);
         sent_again(delivered, headers)
             .with_priority(self.priority)
             .with_message_id(self.id.as_str().into())
     }
 
+    /// Writes our headers, without the enqueue time. One that would say what its absence means is left out.
     fn write_own(&self, headers: &mut FieldTable) {
         let number = AMQPValue::LongLongInt;
-        insert(headers, "tierline-version", number(VERSION));
-        insert(headers, "tierline-attempt", number(self.attempt.into()));
-        insert(
-            headers,
-            "tierline-enqueued-at",
-            number(milliseconds(self.enqueued_at)),
-        );
+        if self.attempt != 1 {
+            insert(headers, ATTEMPT, number(self.attempt.into()));
+        }
         if let Some(due_at) = self.due_at {
             insert(headers, "tierline-due-at", number(milliseconds(due_at)));
         }
@@ -148,6 +187,11 @@ impl Message {
             insert(headers, "tierline-redriven-from", long(&redriven.from));
             insert(headers, "tierline-redriven-by", long(&redriven.by));
         }
+    }
+
+    fn write_enqueued_at(&self, headers: &mut FieldTable) {
+        let enqueued_at = milliseconds(self.enqueued_at);
+        insert(headers, ENQUEUED_AT, AMQPValue::LongLongInt(enqueued_at));
     }
 
     /// Whether it can be written as properties.
@@ -214,10 +258,10 @@ impl Message {
     ) -> Result<Self, String> {
         let empty = FieldTable::default();
         let headers = properties.headers().as_ref().unwrap_or(&empty).inner();
-        let version = integer(headers.get("tierline-version")).unwrap_or(VERSION);
-        if version != VERSION {
+        let version = version(headers);
+        if !is_read(version) {
             return Err(format!(
-                "it is in version {version} of the wire format, and this program reads {VERSION}"
+                "it is in version {version} of the wire format, and this program reads 1 to {VERSION}"
             ));
         }
         let task = properties
@@ -229,7 +273,7 @@ impl Message {
             return Err("the property \"type\" is missing, which names the task".to_owned());
         }
         let id = properties.message_id().as_ref().map(ShortString::as_str);
-        let attempt = integer(headers.get("tierline-attempt")).unwrap_or(1);
+        let attempt = integer(headers.get(ATTEMPT)).unwrap_or(1);
         Ok(Self {
             task: task.to_owned(),
             id: id
@@ -239,7 +283,7 @@ impl Message {
             attempt: u32::try_from(attempt.max(1)).unwrap_or(u32::MAX),
             tier: tier.to_owned(),
             priority: properties.priority().unwrap_or_default(),
-            enqueued_at: integer(headers.get("tierline-enqueued-at")).map_or(now, time),
+            enqueued_at: stated_enqueued_at(properties, now).unwrap_or(now),
             due_at: integer(headers.get("tierline-due-at")).map(time),
             expires_at: integer(headers.get("tierline-expires-at")).map(time),
             headers: own_headers(headers),
@@ -268,10 +312,22 @@ pub(super) fn crashes(properties: &BasicProperties) -> u32 {
     count(headers.and_then(|headers| headers.inner().get(CRASHES)))
 }
 
-/// When the publisher says that it enqueued the message, if it does.
-pub(crate) fn stated_enqueued_at(properties: &BasicProperties) -> Option<SystemTime> {
-    let headers = properties.headers().as_ref()?.inner();
-    integer(headers.get("tierline-enqueued-at")).map(time)
+/// The version that the headers of a message are in.
+fn version(headers: &BTreeMap<ShortString, AMQPValue>) -> i64 {
+    integer(headers.get(VERSION_HEADER)).unwrap_or(VERSION)
+}
+
+/// Whether this release reads a version.
+fn is_read(version: i64) -> bool {
+    (1..=VERSION).contains(&version)
+}
+
+/// Properties with these headers. An empty table is left out: it takes four bytes.
+fn with_headers(properties: BasicProperties, headers: FieldTable) -> BasicProperties {
+    match headers.inner().is_empty() {
+        true => properties,
+        false => properties.with_headers(headers),
+    }
 }
 
 /// Whether the log of dead letters keeps this header in a column of its own.
@@ -287,43 +343,14 @@ pub(crate) fn is_logged_apart(name: &str) -> bool {
     )
 }
 
-#[derive(Serialize, Deserialize)]
-struct HistoryEntry {
-    attempt: u32,
-    at: i64,
-    kind: String,
-    error: String,
-}
-
-/// The latest attempts, as many as fit.
-fn history_text(history: &[FailedAttempt]) -> AMQPValue {
-    let latest_first = history.iter().rev().map(|failed| HistoryEntry {
-        attempt: failed.attempt,
-        at: milliseconds(failed.at),
-        kind: failed.kind.as_str().to_owned(),
-        error: cut(&failed.error, MAX_IN_LIST).to_owned(),
-    });
-    let mut entries = that_fit(latest_first);
-    entries.reverse();
-    long(&json_list(&entries))
-}
-
-fn history(value: Option<&AMQPValue>) -> Vec<FailedAttempt> {
-    let entries: Option<Vec<HistoryEntry>> = value
-        .and_then(text)
-        .and_then(|text| serde_json::from_str(&text).ok());
-    let read = |entry: HistoryEntry| FailedAttempt {
-        attempt: entry.attempt,
-        at: time(entry.at),
-        kind: FailureKind::parse(&entry.kind).unwrap_or(FailureKind::Error),
-        error: entry.error,
-    };
-    entries.unwrap_or_default().into_iter().map(read).collect()
-}
-
 /// Headers that the publisher's own may not be confused with.
 fn is_reserved(name: &str) -> bool {
-    name.starts_with(OWN) || name == "traceparent" || is_of_broker(name)
+    is_own(name) || name == "traceparent" || is_of_broker(name)
+}
+
+/// Headers that only tierline writes.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with(OWN)
 }
 
 /// Headers that the broker writes or acts on: it sends a message with `CC` or `BCC` to more queues.
@@ -340,132 +367,4 @@ fn own_headers(headers: &BTreeMap<ShortString, AMQPValue>) -> BTreeMap<String, S
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
-    use super::*;
-    use crate::task::PublishRequest;
-
-    #[derive(serde::Serialize, serde::Deserialize)]
-    struct Greet;
-
-    impl crate::Task for Greet {
-        const NAME: &'static str = "greet";
-    }
-
-    fn message() -> Message {
-        let mut request = PublishRequest::new(&Greet).unwrap();
-        request
-            .headers
-            .insert("tenant".to_owned(), "ada".to_owned());
-        request.expires = Some(Duration::from_secs(60));
-        request.traceparent = Some("00-1-2-01".to_owned());
-        Message::first(request, "normal", 4, time(1_700_000_000_123)).next_attempt()
-    }
-
-    #[test]
-    fn a_message_comes_out_as_it_went_in() {
-        let sent = message();
-        let properties = sent.properties("hotel");
-        assert_eq!(properties.delivery_mode(), &Some(PERSISTENT));
-        assert!(properties.expiration().is_none());
-        let payload = sent.payload.clone();
-        let received = Message::from_wire(&properties, payload, "normal", SystemTime::now());
-        assert_eq!(received.unwrap(), sent);
-    }
-
-    #[test]
-    fn a_foreign_message_needs_a_type_and_a_body_alone() {
-        let now = time(5_000);
-        let properties = BasicProperties::default().with_type("greet".into());
-        let read = Message::from_wire(&properties, b"null".to_vec(), "normal", now).unwrap();
-        assert_eq!(
-            (read.task.as_str(), read.attempt, read.enqueued_at),
-            ("greet", 1, now)
-        );
-        assert!(!read.id.as_str().is_empty() && read.expires_at.is_none());
-
-        let nameless = BasicProperties::default();
-        let error = Message::from_wire(&nameless, Vec::new(), "normal", now).unwrap_err();
-        assert!(error.contains("\"type\""), "{error}");
-    }
-
-    #[test]
-    fn numbers_of_every_width_are_read_and_odd_ones_do_no_harm() {
-        let read = |value: AMQPValue| {
-            let mut headers = FieldTable::default();
-            insert(&mut headers, "tierline-attempt", value.clone());
-            insert(&mut headers, "tierline-expires-at", value);
-            let properties = BasicProperties::default()
-                .with_type("greet".into())
-                .with_headers(headers);
-            Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap()
-        };
-        for value in [
-            AMQPValue::ShortShortUInt(3),
-            AMQPValue::ShortInt(3),
-            AMQPValue::LongUInt(3),
-            AMQPValue::LongLongInt(3),
-        ] {
-            assert_eq!(read(value).attempt, 3);
-        }
-        assert_eq!(read(AMQPValue::LongLongInt(i64::MIN)).attempt, 1);
-        assert_eq!(read(AMQPValue::LongLongInt(i64::MAX)).attempt, u32::MAX);
-        assert_eq!(read(AMQPValue::LongString("3".into())).attempt, 1);
-    }
-
-    #[test]
-    fn a_later_version_of_the_format_is_not_misread() {
-        let mut headers = FieldTable::default();
-        insert(&mut headers, "tierline-version", AMQPValue::LongInt(2));
-        let properties = BasicProperties::default()
-            .with_type("greet".into())
-            .with_headers(headers);
-        let error = Message::from_wire(&properties, Vec::new(), "normal", UNIX_EPOCH).unwrap_err();
-        assert!(error.contains("version 2"), "{error}");
-    }
-
-    #[test]
-    fn an_attempt_that_follows_carries_its_history_and_no_death_headers() {
-        let mut sent = message();
-        sent.life = 2;
-        sent.crashes = 1;
-        sent.redriven = Some(Redriven {
-            from: "7".to_owned(),
-            by: "ada".to_owned(),
-        });
-        let mut headers = FieldTable::default();
-        insert(
-            &mut headers,
-            "x-death",
-            AMQPValue::FieldArray(Default::default()),
-        );
-        insert(&mut headers, "tierline-reason", long("permanent error"));
-        insert(&mut headers, "tenant", long("ada"));
-        insert(&mut headers, "traceparent", long("00-1-2-01"));
-        let delivered = BasicProperties::default()
-            .with_type("greet".into())
-            .with_headers(headers);
-        sent.history = (1..100)
-            .map(|attempt| FailedAttempt {
-                attempt,
-                at: time(attempt.into()),
-                kind: FailureKind::TimedOut,
-                error: "e".repeat(200),
-            })
-            .collect();
-        let properties = sent.follow(&delivered, None);
-        let headers = properties.headers().as_ref().unwrap().inner();
-        assert!(!headers.contains_key("x-death") && !headers.contains_key("tierline-reason"));
-        let read = Message::from_wire(&properties, sent.payload.clone(), "normal", UNIX_EPOCH);
-        let read = read.unwrap();
-        assert!(read.history.len() > 10 && sent.history.ends_with(&read.history));
-        assert_eq!(
-            Message {
-                history: sent.history.clone(),
-                ..read
-            },
-            sent
-        );
-    }
-}
+mod tests;

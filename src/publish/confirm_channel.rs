@@ -49,7 +49,11 @@ pub(crate) struct OutgoingMessage {
 pub(crate) enum Content {
     /// A message that was never published before. Its properties are built at each send: that costs no
     /// more than a copy of them.
-    New { message: Message, app: Arc<str> },
+    New {
+        message: Message,
+        /// Whether the publisher drew the id, and not the caller.
+        is_id_drawn: bool,
+    },
     /// A message that was delivered before: a retry, a dead letter or a redrive.
     Forwarded {
         payload: Vec<u8>,
@@ -67,7 +71,10 @@ impl OutgoingMessage {
 
     pub(super) fn properties(&self) -> BasicProperties {
         match &self.content {
-            Content::New { message, app } => message.properties(app),
+            Content::New {
+                message,
+                is_id_drawn,
+            } => message.properties(*is_id_drawn),
             Content::Forwarded { properties, .. } => properties.clone(),
         }
     }

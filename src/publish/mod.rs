@@ -78,7 +78,6 @@ impl WeakPublisher {
 
 struct Inner {
     topology: Topology,
-    app: Arc<str>,
     pools: Pools,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
@@ -137,7 +136,6 @@ impl Publisher {
         let pools = Pools::new(&topology, from, connections, observers);
         Self {
             inner: Arc::new(Inner {
-                app: topology.app().into(),
                 topology,
                 pools,
                 trace,
@@ -438,16 +436,19 @@ impl Inner {
         broker: Version,
     ) -> Result<(OutgoingMessage, TaskId), Error> {
         let route = self.route(&request, broker)?;
+        let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
-        let app = Arc::clone(&self.app);
         let message = OutgoingMessage {
             tier: route.tier,
             exchange: route.exchange,
             routing_key: route.routing_key,
-            content: Content::New { message, app },
+            content: Content::New {
+                message,
+                is_id_drawn,
+            },
         };
         Ok((message, id))
     }

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lapin::options::BasicGetOptions;
 use lapin::{Connection, ConnectionProperties};
@@ -62,11 +62,16 @@ async fn a_task_published_from_python_is_run_by_a_rust_handler() {
     let channel = connection.create_channel().await.unwrap();
     let taken = channel.basic_get("shop.default".into(), BasicGetOptions { no_ack: true });
     let delivery = taken.await.unwrap().unwrap().delivery;
-    let now = SystemTime::now();
-    let message = Message::from_wire(&delivery.properties, delivery.data, "default", now).unwrap();
+    let headers = delivery.properties.headers().clone().unwrap();
+    let is_ours = |name: &str| name.starts_with("tierline-");
+    assert!(!headers.inner().keys().any(|name| is_ours(name.as_str())));
+    // It is read much later, but its id says when it was enqueued.
+    let (now, hour) = (SystemTime::now(), Duration::from_secs(3_600));
+    let read = Message::from_wire(&delivery.properties, delivery.data, "default", now + hour);
+    let message = read.unwrap();
     assert_eq!(message.id.as_str(), printed.trim());
     assert_eq!(message.headers["producer"], "python");
-    assert!(message.enqueued_at <= now);
+    assert!(message.enqueued_at > now - hour && message.enqueued_at <= now);
 
     let ran = Arc::new(Mutex::new(None));
     let noted = Arc::clone(&ran);

@@ -8,8 +8,8 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::dead::list_text;
-use super::fields::{cut, encoded_size, insert, long, text};
-use super::{MAX_HEADERS, OWN, PERSISTENT, is_of_broker};
+use super::fields::{cut, encoded_size, insert, integer, long, text};
+use super::{MAX_HEADERS, PERSISTENT, VERSION_HEADER, is_of_broker, is_own, is_read, with_headers};
 use crate::message::Repaired;
 
 /// The room for headers of others, as they are encoded.
@@ -48,9 +48,11 @@ pub(super) fn carried_on(delivered: &BasicProperties, repaired: Option<&Repaired
     let mut others: Vec<_> = given
         .into_iter()
         .flatten()
-        .filter(|(name, _)| {
-            let is_ours = name.as_str().starts_with(OWN);
-            !is_of_broker(name.as_str()) && (!is_ours || name.as_str() == "tierline-version")
+        // A version that this release does not read stays, so that nobody misreads the message later. No other is
+        // written: programs of version 1 refuse a 2.
+        .filter(|(name, value)| match name.as_str() {
+            VERSION_HEADER => integer(Some(value)).is_some_and(|version| !is_read(version)),
+            name => !is_of_broker(name) && !is_own(name),
         })
         .map(|(name, value)| (name.as_str().len() + 1 + encoded_size(value), name, value))
         .collect();
@@ -78,9 +80,8 @@ pub(super) fn carried_on(delivered: &BasicProperties, repaired: Option<&Repaired
 /// Without `expiration`, which would release a delayed message early, and without `user_id`: the broker
 /// closes the channel over one that is not the user who publishes.
 pub(super) fn sent_again(delivered: &BasicProperties, headers: FieldTable) -> BasicProperties {
-    let mut sent = BasicProperties::default()
-        .with_delivery_mode(PERSISTENT)
-        .with_headers(headers);
+    let sent = BasicProperties::default().with_delivery_mode(PERSISTENT);
+    let mut sent = with_headers(sent, headers);
     if let Some(value) = delivered.content_type() {
         sent = sent.with_content_type(value.clone());
     }
@@ -149,6 +150,7 @@ mod tests {
 
     use lapin::types::ShortString;
 
+    use super::super::fields::encoded_properties;
     use super::*;
     use crate::message::{
         DeadReason, Death, FailedAttempt, Failure, FailureKind, Message, Redriven,
@@ -159,8 +161,7 @@ mod tests {
     const ADDED_BY_BROKER: usize = 40 * 900 + 6 * 300;
 
     fn size(properties: &BasicProperties) -> usize {
-        let write = lapin::protocol::basic::gen_properties(properties);
-        write(Vec::new().into()).unwrap().into_inner().0.len()
+        encoded_properties(properties).len()
     }
 
     fn longest() -> ShortString {
@@ -253,9 +254,7 @@ mod tests {
         assert!(next.user_id().is_none() && next.expiration().is_none());
         assert_eq!(next.cluster_id(), delivered.cluster_id());
         let headers = next.headers().as_ref().unwrap().inner();
-        let others = headers
-            .keys()
-            .filter(|name| !name.as_str().starts_with(OWN));
+        let others = headers.keys().filter(|name| !is_own(name.as_str()));
         assert_eq!(others.count(), 0);
     }
 

@@ -23,6 +23,7 @@ impl Death {
         let mut headers = carried_on(delivered, repaired);
         if let Some(message) = message {
             message.write_own(&mut headers);
+            message.write_enqueued_at(&mut headers);
         }
         let failure = &self.failure;
         insert(&mut headers, "tierline-reason", long(self.reason.as_str()));

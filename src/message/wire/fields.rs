@@ -78,3 +78,11 @@ pub(super) fn time(milliseconds: i64) -> SystemTime {
     let since = Duration::from_millis(milliseconds.try_into().unwrap_or_default());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
+
+/// Properties as they are in a frame.
+#[cfg(test)]
+pub(super) fn encoded_properties(properties: &lapin::BasicProperties) -> Vec<u8> {
+    let write = lapin::protocol::basic::gen_properties(properties);
+    let written = write(Vec::new().into());
+    written.map(|it| it.into_inner().0).unwrap_or_default()
+}

@@ -263,7 +263,7 @@ mod tests {
 
     fn delivery(id: u32, enqueued_at: u64) -> Received {
         let message = message(id, enqueued_at);
-        received(message.properties("hotel"), message.payload)
+        received(message.properties(false), message.payload)
     }
 
     fn message(id: u32, enqueued_at: u64) -> Message {
@@ -409,6 +409,23 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn a_lost_connection_explains_what_was_enqueued_before_by_the_time_in_its_id() {
+        let mut history = RedeliveryHistory::new(8);
+        let at = UNIX_EPOCH + Duration::from_secs(60);
+        history.lost(at, empty(), 0);
+        let mut cause_of_drawn = |seconds| {
+            let request = PublishRequest::named("greet", b"{}".to_vec());
+            let enqueued_at = UNIX_EPOCH + Duration::from_secs(seconds);
+            let message = Message::first(request, "normal", 5, enqueued_at);
+            history.cause_of(&received(message.properties(true), message.payload))
+        };
+        assert_eq!(cause_of_drawn(60), RedeliveryCause::Explained);
+        assert_eq!(cause_of_drawn(61), RedeliveryCause::Unexplained);
+        // A time far after the arrival excuses nothing.
+        assert_eq!(cause_of_drawn(1 << 38), RedeliveryCause::Unexplained);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_lost_connection_explains_nothing_long_after_the_channel_was_made_again() {
         let mut history = RedeliveryHistory::new(8);
@@ -437,7 +454,7 @@ mod tests {
         history.lost(at, empty(), 0);
         let mut counted = message(1, 50);
         counted.crashes = 1;
-        let counted = received(counted.properties("hotel"), counted.payload);
+        let counted = received(counted.properties(false), counted.payload);
         assert_eq!(history.cause_of(&counted), RedeliveryCause::Unexplained);
         history.returned(counted.key());
         assert_eq!(history.cause_of(&counted), RedeliveryCause::Explained);

@@ -43,7 +43,7 @@ pub(super) enum Origin {
 pub(super) enum Stored {
     /// The delivery may be acknowledged. If it is delivered again all the same, it is done.
     Yes,
-    /// A copy takes its place, which nothing tells from it: the delivery may be acknowledged.
+    /// A copy takes its place, which may be equal to it: the delivery may be acknowledged.
     Copied,
     /// The delivery must go back.
     No,

@@ -14,6 +14,7 @@ mod outcomes;
 mod quarantine;
 mod reconnect;
 mod shutdown;
+mod versions;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

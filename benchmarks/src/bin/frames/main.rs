@@ -16,6 +16,7 @@ use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, BasicProperties, Connection, ConnectionProperties};
+use tierline::TaskId;
 use tierline_benchmarks::{Comparison, Report, is_quick};
 use tierline_testbed::vhost;
 
@@ -108,22 +109,11 @@ async fn fill(url: &str, count: u64) -> Result<()> {
     channel
         .confirm_select(ConfirmSelectOptions::default())
         .await?;
-    let mut headers = FieldTable::default();
-    for name in [
-        "tierline-attempt",
-        "tierline-enqueued-at",
-        "tierline-version",
-    ] {
-        headers.insert(name.into(), AMQPValue::LongLongInt(1_700_000_000_000));
-    }
     let properties = BasicProperties::default()
-        .with_content_type("application/json".into())
         .with_delivery_mode(2)
         .with_priority(5)
-        .with_message_id("01a1e949-5c38-758d-9bce-680762da8949".into())
-        .with_type("guest.send_welcome_email".into())
-        .with_app_id("hotel".into())
-        .with_headers(headers);
+        .with_message_id(TaskId::random().as_str().into())
+        .with_type("guest.send_welcome_email".into());
     let payload = [b'x'; 256];
     let publishing = futures_util::stream::iter(0..count).map(|_| async {
         let (exchange, options) = ("".into(), BasicPublishOptions::default());

@@ -1,6 +1,6 @@
 //! Publishing beside plain lapin; how punctual delays are; how much memory a long stream takes.
 //!
-//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [lone] [delays] [memory]`
+//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [bare] [lone] [delays] [memory]`
 
 mod delays;
 mod lone;
@@ -29,6 +29,9 @@ async fn main() -> Result<()> {
         }
         if is_wanted("throughput") {
             scene.pipelined(&mut report, is_quick).await?;
+        }
+        if is_wanted("bare") {
+            scene.beside_bare(&mut report, is_quick).await?;
         }
     }
     if is_wanted("lone") {

@@ -22,7 +22,14 @@ const MAP: &str = r#"
     [tasks]
     classic = "classic"
     quorum = "quorum"
+    "hotel.send_a_note.classic" = "classic"
+    "hotel.send_a_note.quorum" = "quorum"
 "#;
+
+/// The task of a tier with a name as long as many have: about 25 bytes.
+pub(crate) fn task(tier: &str) -> String {
+    format!("hotel.send_a_note.{tier}")
+}
 
 /// A payload of 256 bytes as JSON.
 #[derive(Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! Working: whose turn it is, how soon urgent work starts, and how fast slots are filled.
 
 mod arrival;
+mod drain;
 mod faults;
 mod idle;
 mod isolation;
@@ -33,6 +34,9 @@ async fn main() -> Result<()> {
         for queue in ["classic", "quorum"] {
             throughput::measure(&mut report, queue, is_quick()).await?;
         }
+    }
+    if wanted("drain") {
+        drain::measure(&mut report, is_quick()).await?;
     }
     if wanted("isolation") {
         isolation::measure(&mut report, is_quick()).await?;

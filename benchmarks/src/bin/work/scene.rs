@@ -41,6 +41,7 @@ macro_rules! naps {
 
 naps! {
     Critical "critical" High "high" Calls "calls" Bulk "bulk"
+    Note "hotel.send_a_note.classic"
     One "one" Two "two" Three "three" Four "four" Five "five"
 }
 

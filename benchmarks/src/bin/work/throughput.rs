@@ -56,7 +56,12 @@ async fn fill(scene: &Scene, count: usize) -> Result<()> {
 
 /// The best plain loop: acknowledgements are queued and not waited for; with `is_multiple` one is
 /// sent for all that has arrived.
-async fn plain(scene: &Scene, window: u16, count: usize, is_multiple: bool) -> Result<f64> {
+pub(crate) async fn plain(
+    scene: &Scene,
+    window: u16,
+    count: usize,
+    is_multiple: bool,
+) -> Result<f64> {
     let url = scene.vhost.amqp_url();
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
@@ -98,7 +103,7 @@ async fn plain(scene: &Scene, window: u16, count: usize, is_multiple: bool) -> R
     Ok(rate)
 }
 
-async fn tierline(scene: &Scene, count: usize) -> Result<f64> {
+pub(crate) async fn tierline(scene: &Scene, count: usize) -> Result<f64> {
     let counter = crate::scene::Counter::reset();
     let working = scene.work();
     let took = counter.until(count, Duration::from_secs(120)).await?;

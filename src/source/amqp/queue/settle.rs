@@ -100,7 +100,7 @@ impl Queue {
                     self.history.ended_unacknowledged(received.key());
                 }
             }
-            // Its copy has the same key, and only one of the two may be taken for done.
+            // Its copy may have the same key, and only one of the two may be taken for done.
             Stored::Copied => {
                 if !self.finished(generation, tag) && received.has_id() {
                     self.history.returned(received.key());

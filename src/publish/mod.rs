@@ -145,13 +145,33 @@ impl Publisher {
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
+        self.forward_attempt(message, id, deadline, false).await
+    }
+
+    /// Likewise, but does not send the message again if its confirm is lost with a connection: it may be stored.
+    pub(crate) async fn forward_once(
+        &self,
+        message: OutgoingMessage,
+        id: &TaskId,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.forward_attempt(message, id, deadline, true).await
+    }
+
+    async fn forward_attempt(
+        &self,
+        message: OutgoingMessage,
+        id: &TaskId,
+        deadline: Instant,
+        is_once: bool,
+    ) -> Result<(), Error> {
         let attempt = PublishAttempt {
             _under_way: self.inner.begin(|| format!("publish {id}"))?,
             message: Arc::new(message),
             id: id.clone(),
             tier: String::new(),
             deadline,
-            is_once: false,
+            is_once,
         };
         self.inner.send_until_confirmed(&attempt).await
     }

@@ -119,7 +119,7 @@ impl ConsumerSettings {
         } else {
             let after = delay_after_crash(crashes);
             let task = task_ref(message);
-            let stored = self.publish_later(received, &counted, after).await;
+            let stored = self.publish_counted(received, &counted, after).await;
             if stored.is_ok() {
                 let (name, id) = (task.name, task.id);
                 tracing::warn!(task = name, %id, crashes, "a worker died while it held this task");
@@ -276,16 +276,41 @@ impl ConsumerSettings {
         message: &Message,
         after: Duration,
     ) -> Result<(), Error> {
+        let outgoing = self.later(received, message, after)?;
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher
+            .forward(outgoing, &message.id, deadline)
+            .await
+    }
+
+    /// Publishes a message with a higher crash count. If the confirm is lost, the delivery comes again and is counted
+    /// again: sending the copy twice would leave one killer more.
+    async fn publish_counted(
+        &self,
+        received: &Received,
+        counted: &Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let outgoing = self.later(received, counted, after)?;
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher
+            .forward_once(outgoing, &counted.id, deadline)
+            .await
+    }
+
+    /// The message on its way to its tier, after a delay.
+    fn later(
+        &self,
+        received: &Received,
+        message: &Message,
+        after: Duration,
+    ) -> Result<OutgoingMessage, Error> {
         let after = after.min(delay::MAX_DELAY);
         let mut message = message.clone();
         if !after.is_zero() {
             message.due_at = SystemTime::now().checked_add(after);
         }
-        let outgoing = self.outgoing(received, &message, after)?;
-        let deadline = Instant::now() + STORE_LIMIT;
-        self.publisher
-            .forward(outgoing, &message.id, deadline)
-            .await
+        self.outgoing(received, &message, after)
     }
 
     async fn publish_to_quarantine(
@@ -297,7 +322,7 @@ impl ConsumerSettings {
         let outgoing = self.quarantined(group, received, message);
         let deadline = Instant::now() + STORE_LIMIT;
         self.publisher
-            .forward(outgoing, &message.id, deadline)
+            .forward_once(outgoing, &message.id, deadline)
             .await
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```sh
 //! curl -i localhost:3000/orders -H 'content-type: application/json' -d '{"order": 7}'
+//! curl -i localhost:3000/ready
 //! ```
 //!
 //! Takes the broker from `AMQP_URL`, else `amqp://localhost`; `cargo xtask services` starts one.
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use tierline::task::Cancellation;
@@ -57,6 +58,21 @@ async fn order(
     }
 }
 
+/// For a readiness probe: 503 while the broker is away or takes no messages. Its text says why.
+async fn ready(State(app): State<Tierline>) -> (StatusCode, String) {
+    let health = app.health().await;
+    let status = match health.is_ready() {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (status, health.to_string())
+}
+
+/// For a liveness probe: an answer shows that the runtime is not stuck. A broker that is away is no reason to restart.
+async fn live() -> StatusCode {
+    StatusCode::OK
+}
+
 fn status_of(error: &Error) -> StatusCode {
     match error.is_transient() {
         true => StatusCode::SERVICE_UNAVAILABLE,
@@ -69,11 +85,13 @@ async fn main() -> anyhow::Result<()> {
     let variable = |name: &str, or: &str| std::env::var(name).unwrap_or_else(|_| or.to_owned());
     let app = Tierline::builder(Topology::parse(MAP)?)
         .amqp(variable("AMQP_URL", "amqp://localhost"))
-        .connect()
-        .await?;
+        // The web app starts whether the broker is there or not, and says so in /ready.
+        .connect_lazy()?;
     // One app for the whole process: it is cheap to clone, and all clones share its connections.
     let router = Router::new()
         .route("/orders", post(order))
+        .route("/ready", get(ready))
+        .route("/live", get(live))
         .with_state(app.clone());
     let listener = TcpListener::bind(variable("LISTEN", "127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);

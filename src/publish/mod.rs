@@ -182,6 +182,26 @@ impl Publisher {
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
+        self.forward_attempt(message, id, deadline, false).await
+    }
+
+    /// Likewise, but does not send the message again if its confirm is lost with a connection: it may be stored.
+    pub(crate) async fn forward_once(
+        &self,
+        message: OutgoingMessage,
+        id: &TaskId,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.forward_attempt(message, id, deadline, true).await
+    }
+
+    async fn forward_attempt(
+        &self,
+        message: OutgoingMessage,
+        id: &TaskId,
+        deadline: Instant,
+        is_once: bool,
+    ) -> Result<(), Error> {
         let under_way = self.inner.begin(|| format!("publish {id}"))?;
         self.inner.until_ready(id, deadline).await?;
         let attempt = PublishAttempt {
@@ -189,7 +209,7 @@ impl Publisher {
             message: Arc::new(message),
             id: id.clone(),
             deadline,
-            is_once: false,
+            is_once,
         };
         self.inner.send_until_confirmed(&attempt).await
     }

@@ -145,11 +145,16 @@ impl ConsumerSettings {
         }
     }
 
-    /// Publishes a message with a crash count. A tier without delay queues has none for the pause before quarantine.
+    /// Publishes a message with a crash count, after a pause. A tier without delay queues has no pause.
     async fn store_counted(&self, received: &Received, counted: &Message) -> Result<(), Error> {
         let after = delay_after_crash(counted.crashes);
-        match self.publish_later(received, counted, after).await {
+        match self.publish_counted(received, counted, after).await {
             Err(Error::Publish(PublishError::NoDelays { tier, .. })) => {
+                if counted.crashes < QUARANTINE_FROM {
+                    return self
+                        .publish_counted(received, counted, Duration::ZERO)
+                        .await;
+                }
                 let mut groups = self.topology.groups().iter();
                 let group = groups.find(|group| group.tiers.iter().any(|it| **it == *tier));
                 let group = group.map_or("", |group| &group.name);
@@ -297,16 +302,41 @@ impl ConsumerSettings {
         message: &Message,
         after: Duration,
     ) -> Result<(), Error> {
+        let outgoing = self.later(received, message, after)?;
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher
+            .forward(outgoing, &message.id, deadline)
+            .await
+    }
+
+    /// Publishes a message with a higher crash count. If the confirm is lost, the delivery comes again and is counted
+    /// again: sending the copy twice would leave one killer more.
+    async fn publish_counted(
+        &self,
+        received: &Received,
+        counted: &Message,
+        after: Duration,
+    ) -> Result<(), Error> {
+        let outgoing = self.later(received, counted, after)?;
+        let deadline = Instant::now() + STORE_LIMIT;
+        self.publisher
+            .forward_once(outgoing, &counted.id, deadline)
+            .await
+    }
+
+    /// The message on its way to its tier, after a delay.
+    fn later(
+        &self,
+        received: &Received,
+        message: &Message,
+        after: Duration,
+    ) -> Result<OutgoingMessage, Error> {
         let after = after.min(delay::MAX_DELAY);
         let mut message = message.clone();
         if !after.is_zero() {
             message.due_at = SystemTime::now().checked_add(after);
         }
-        let outgoing = self.outgoing(received, &message, after)?;
-        let deadline = Instant::now() + STORE_LIMIT;
-        self.publisher
-            .forward(outgoing, &message.id, deadline)
-            .await
+        self.outgoing(received, &message, after)
     }
 
     async fn publish_to_quarantine(
@@ -318,7 +348,7 @@ impl ConsumerSettings {
         let outgoing = self.quarantined(group, received, message);
         let deadline = Instant::now() + STORE_LIMIT;
         self.publisher
-            .forward(outgoing, &message.id, deadline)
+            .forward_once(outgoing, &message.id, deadline)
             .await
     }
 

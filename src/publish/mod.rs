@@ -149,6 +149,17 @@ impl Publisher {
         self.inner.pools.ready(connection);
     }
 
+    /// Waits until the app's queues are there, however long that takes.
+    pub(crate) async fn until_ready(&self) {
+        while self
+            .inner
+            .pools
+            .until_ready(Instant::now() + LONGEST_DEADLINE)
+            .await
+            .is_err()
+        {}
+    }
+
     /// There is no broker with the app's queues yet. Publishes wait, and fail with this cause at their deadline.
     pub(crate) fn not_ready(&self, cause: &str) {
         self.inner.pools.not_ready(cause);

@@ -297,9 +297,13 @@ impl RunningGroups {
     }
 }
 
-/// Serves a group until the shutdown is over. After a panic it is made anew, and the broker redelivers what
-/// it held.
-async fn serve(shared: Arc<Shared>, group: topology::Group, phase: watch::Receiver<Phase>) {
+/// Serves a group until the shutdown is over, once the app's queues are there. After a panic it is made anew, and the
+/// broker redelivers what it held.
+async fn serve(shared: Arc<Shared>, group: topology::Group, mut phase: watch::Receiver<Phase>) {
+    tokio::select! {
+        () = shared.settings.publisher.until_ready() => {}
+        _ = phase.wait_for(|phase| *phase >= Phase::Drain) => return,
+    }
     Service::new(format!("group {}", group.name), &shared.settings.observers)
         .run(|| Group::new(shared.clone(), &group, phase.clone()).run())
         .await;

@@ -162,7 +162,7 @@ impl Deployment {
             let options = BasicGetOptions { no_ack: true };
             let got = channel.basic_get("deployment.normal".into(), options).await;
             let got = got.unwrap().unwrap().delivery;
-            let mut headers = got.properties.headers().clone().unwrap();
+            let mut headers = got.properties.headers().clone().unwrap_or_default();
             headers.insert("tierline-crashes".into(), crashes(number).into());
             let is_note = got.properties.kind().as_ref().unwrap().as_str() == "note";
             let queue = match is_note && number % 2 == 0 {

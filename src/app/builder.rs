@@ -11,6 +11,7 @@ use super::connect::Connecting;
 use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
+#[cfg(feature = "deadpool-lapin")]
 use crate::error::BrokerError;
 use crate::observe::{Event, Observers};
 #[cfg(feature = "postgres")]
@@ -308,9 +309,9 @@ impl Builder {
     /// login, ends it at once.
     ///
     /// # Errors
-    /// As [`Connection::open`](crate::amqp::Connection::open), [`apply`](crate::amqp::apply), [`doctor`](crate::amqp::doctor) and [`Database::new`]; [`BrokerError::NotVerified`] where something is
+    /// As [`Connection::open`](crate::amqp::Connection::open), [`apply`](crate::amqp::apply), [`doctor`](crate::amqp::doctor) and [`Database::new`]; [`BrokerError::NotVerified`](crate::error::BrokerError::NotVerified) where something is
     /// missing and must not be declared; [`WorkerError::MiddlewareWithoutTarget`](crate::error::WorkerError::MiddlewareWithoutTarget) where the map does not have the group or
-    /// the task of a middleware; [`BrokerError::InvalidPool`] where the pool of AMQP connections is too
+    /// the task of a middleware; [`BrokerError::InvalidPool`](crate::error::BrokerError::InvalidPool) where the pool of AMQP connections is too
     /// small, or leads to another virtual host; [`Error::InvalidDuration`].
     pub async fn connect(self) -> Result<Tierline, Error> {
         let limit = self.connect_timeout;

@@ -52,7 +52,7 @@ async fn order(
     State(app): State<Tierline>,
     Json(receipt): Json<SendReceipt>,
 ) -> Result<(StatusCode, String), (StatusCode, String)> {
-    match app.publish(receipt).deadline("2s").await {
+    match app.publish(receipt).deadline("5s").await {
         Ok(receipt) => Ok((StatusCode::ACCEPTED, receipt.id.to_string())),
         Err(error) => Err((status_of(&error), error.to_string())),
     }

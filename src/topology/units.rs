@@ -33,6 +33,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
             "months and years have no fixed length; write m for minutes, d for days".to_owned(),
         );
     }
+    // humantime reads it as no time at all.
+    if text == "0" {
+        return Err("the unit is missing; write \"0s\"".to_owned());
+    }
     humantime::parse_duration(text).map_err(|error| match error {
         humantime::DurationError::UnknownUnit { unit, value, .. } if !unit.is_empty() => {
             format!("{unit:?} is no unit; write {value} with ms, s, m, h or d")

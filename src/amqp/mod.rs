@@ -18,6 +18,7 @@ pub use connection::Connection;
 pub(crate) use connection::no_address;
 pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
+pub(crate) use run_commands::{QueueState, queue_state};
 #[cfg(feature = "postgres")]
 pub(crate) use stream::ReadBudget;
 pub(crate) use stream::Repairs;

@@ -53,6 +53,51 @@ impl Refusal {
     }
 }
 
+/// Whether messages can be stored in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueueState {
+    /// It answers, and this many messages are ready in it.
+    Available {
+        messages: u32,
+    },
+    /// It exists and does not answer: its node is down, or it has no leader.
+    Unreachable,
+    Missing,
+}
+
+/// Asks the broker for the state of a queue. A queue without an answer at the deadline is unreachable.
+///
+/// # Errors
+/// When the connection fails.
+pub(crate) async fn queue_state(
+    connection: &Connection,
+    queue: &str,
+    deadline: Instant,
+) -> Result<QueueState, Error> {
+    let channel = connection.channel(deadline).await?;
+    let command = Command::FindQueue(queue);
+    let state = match timeout_at(deadline, command.run(&channel)).await {
+        // The broker closes the channel of a command that it refuses.
+        Ok(Err(error)) => {
+            return match refusal(&error) {
+                Some(refusal) if refusal.is_unreachable() => Ok(QueueState::Unreachable),
+                Some(refusal) if refusal.code == Refusal::NOT_FOUND => Ok(QueueState::Missing),
+                _ => Err(connection.failed(&command.to_string(), &error)),
+            };
+        }
+        Ok(Ok(counts)) => QueueState::Available {
+            messages: counts.messages,
+        },
+        Err(_) => QueueState::Unreachable,
+    };
+    // The answer is here. If the broker does not close the channel, it ends with its connection.
+    tokio::spawn(async move {
+        let closing = channel.close(200, "done".into());
+        let _ = timeout_at(Instant::now() + OPERATION_LIMIT, closing).await;
+    });
+    Ok(state)
+}
+
 /// Runs all commands, in no particular order. The results are in the order of the commands.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use super::{Reason, identity, properties};
 use crate::message::{Death, FailedAttempt, Message, Repaired, wire};
 use crate::topology::Topology;
 
-/// The tier of messages without a tier. No tier of a map may have this name.
+/// The tier of dead letters for which the map has no tier. No tier of a map may have this name.
 pub const UNROUTED: &str = "unrouted";
 
 /// The highest redrive count that a row can have. A higher one comes from another producer, and a redrive
@@ -24,7 +24,6 @@ const MOST_LIVES: i32 = 1_000_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeadLetterQueue {
     pub(super) queue: String,
-    /// The tier's name, or [`UNROUTED`].
     pub(super) tier: String,
 }
 
@@ -35,11 +34,7 @@ impl DeadLetterQueue {
             queue: names.dead_letter_queue(&tier.name),
             tier: tier.name.clone(),
         });
-        let unrouted = Self {
-            queue: names.unrouted(),
-            tier: UNROUTED.to_owned(),
-        };
-        tiers.chain([unrouted]).collect()
+        tiers.collect()
     }
 }
 
@@ -89,20 +84,20 @@ impl Entry {
         let table = delivered.headers().as_ref().unwrap_or(&empty).inner();
         let death = Death::from_wire(delivered);
         let broker = broker_death(topology, source, table);
-        let is_unrouted = source.tier == UNROUTED;
         let reason = match (&death, &broker) {
-            _ if is_unrouted => Reason::Unroutable,
             (Some(death), _) => death.reason.into(),
             (None, Some(broker)) => broker.reason,
             (None, None) => Reason::Unknown,
         };
         let died_at = match (&death, &broker) {
-            (Some(death), _) if !is_unrouted && death.at != UNIX_EPOCH => death.at,
+            (Some(death), _) if death.at != UNIX_EPOCH => death.at,
             (_, Some(broker)) => broker.at,
             _ => now,
         };
-        let death = death.filter(|_| !is_unrouted);
-
+        let tier = match reason {
+            Reason::Unroutable => UNROUTED,
+            _ => &source.tier,
+        };
         let read = Message::from_wire(delivered, Vec::new(), &source.tier, now);
         let unreadable = read.as_ref().err().cloned();
         let message = read.ok();
@@ -112,7 +107,7 @@ impl Entry {
             .map(|failure| failure.message.clone())
             .or(unreadable)
             .or_else(|| {
-                let said = said_of(reason, &source.tier);
+                let said = said_of(reason);
                 said.map(str::to_owned)
             });
         let error_type = failure.and_then(|failure| failure.error_type.clone());
@@ -142,7 +137,7 @@ impl Entry {
                 .unwrap_or(0),
             message_id: id.as_deref().map(readable),
             task: task.as_deref().map(readable),
-            tier: source.tier.clone(),
+            tier: tier.to_owned(),
             reason,
             error: error.as_deref().map(readable),
             error_kind: failure.map(|failure| failure.kind.as_str().to_owned()),
@@ -245,14 +240,12 @@ fn broker_death(
 }
 
 /// The error text if no worker recorded one. Fingerprints contain these texts, so they never change.
-fn said_of(reason: Reason, tier: &str) -> Option<&'static str> {
+fn said_of(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::Rejected => "a consumer rejected it without requeueing it",
         Reason::Expired => "it waited in its queue for longer than the queue allows",
         Reason::DeliveryLimit => "it was delivered too often without an answer",
         Reason::MaxLength => "its queue was too long",
-        Reason::Unroutable => "it was delayed, and then no queue was bound for its tier",
-        Reason::Unknown if tier == UNROUTED => return None,
         Reason::Unknown => "nobody says why it is here",
         _ => return None,
     })

@@ -81,6 +81,8 @@ labels! {
         Hung = "hung",
         /// It was to run again later, and its tier has no delay queues.
         NoDelays = "no delays",
+        /// Its delay ended, and the map has no tier for it.
+        Unroutable = "unroutable",
         /// The broker: a consumer rejected it without requeueing it.
         Rejected = "rejected",
         /// The broker: its TTL in the queue ended.
@@ -89,8 +91,6 @@ labels! {
         DeliveryLimit = "delivery limit",
         /// The broker: its queue exceeded the length limit.
         MaxLength = "max length",
-        /// Its delay ended, and no queue was bound for its tier.
-        Unroutable = "unroutable",
         /// Neither the message nor the broker gives a reason.
         Unknown = "unknown",
     }
@@ -134,6 +134,7 @@ impl From<DeadReason> for Reason {
             DeadReason::CrashLoop => Self::CrashLoop,
             DeadReason::Hung => Self::Hung,
             DeadReason::NoDelays => Self::NoDelays,
+            DeadReason::Unroutable => Self::Unroutable,
         }
     }
 }
@@ -165,6 +166,7 @@ mod tests {
             "crash loop",
             "hung",
             "no delays",
+            "unroutable",
         ] {
             let reason = DeadReason::parse(text).unwrap();
             assert_eq!(Reason::from(reason).as_str(), text);

@@ -60,6 +60,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (PublishError::DelayTooLong { delay: Duration::MAX, longest: Duration::ZERO }.into(), Invalid, false, NO),
         (PublishError::NoDelays { task: t(), tier: t() }.into(), Invalid, false, NO),
         (PublishError::Unroutable { id: id(), queue: t() }.into(), Mismatch, false, NO),
+        (PublishError::QueueDown { id: id(), queue: t() }.into(), Connection, true, NO),
         (PublishError::Refused { id: id() }.into(), Overloaded, true, NO),
         (PublishError::Blocked { id: id() }.into(), Overloaded, true, MAYBE),
         (PublishError::NotConnected { id: id(), cause: t() }.into(), Connection, true, NO),

@@ -39,10 +39,12 @@ pub enum DeadReason {
     Hung,
     /// It was to run again later, and its tier has no delay queues.
     NoDelays,
+    /// Its delay ended, and the map has no tier for it.
+    Unroutable,
 }
 
 impl DeadReason {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,
@@ -50,6 +52,7 @@ impl DeadReason {
         Self::CrashLoop,
         Self::Hung,
         Self::NoDelays,
+        Self::Unroutable,
     ];
 
     /// The reason in words, as it is written to headers and logs.
@@ -62,6 +65,7 @@ impl DeadReason {
             Self::CrashLoop => "crash loop",
             Self::Hung => "hung",
             Self::NoDelays => "no delays",
+            Self::Unroutable => "unroutable",
         }
     }
 

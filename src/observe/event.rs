@@ -107,6 +107,12 @@ pub enum Event<'a> {
         /// How many workers died while they held it.
         crashes: u32,
     },
+    /// A delayed task fell due while its tier's queue was away. The queue is there again, and the broker has stored
+    /// the task in it.
+    Rerouted {
+        /// The task.
+        task: TaskRef<'a>,
+    },
     /// A worker got a task from the queue of a tier that the map no longer gives it.
     Strayed {
         /// The task, with the tier whose queue it was in.

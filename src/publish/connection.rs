@@ -20,7 +20,7 @@ use super::pools::Broker;
 use crate::Error;
 #[cfg(feature = "deadpool-lapin")]
 use crate::amqp::Address;
-use crate::amqp::Connection;
+use crate::amqp::{Connection, QueueState, queue_state};
 use crate::backoff::Backoff;
 #[cfg(feature = "deadpool-lapin")]
 use crate::error::BrokerError;
@@ -125,6 +125,15 @@ impl PublishConnection {
 
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.is_blocked()
+    }
+
+    /// Asks for the state of a queue, on a channel of its own.
+    pub(super) async fn queue_state(
+        &self,
+        queue: &str,
+        deadline: Instant,
+    ) -> Result<QueueState, Error> {
+        queue_state(&self.connection, queue, deadline).await
     }
 
     /// Lets go of the connection, for good: closes it, or gives it back to the app's pool.

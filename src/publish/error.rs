@@ -108,6 +108,19 @@ pub enum PublishError {
         queue: Box<str>,
     },
 
+    /// The queue did not answer until the deadline, because its node is down or it has no leader: the message was not
+    /// stored. A queue that was deleted is [`Unroutable`](Self::Unroutable).
+    #[error(
+        "task {id} was not stored: the queue {queue} does not answer, because its node is down or it has no leader; \
+         publish it again when the node is back"
+    )]
+    QueueDown {
+        /// The task's identifier.
+        id: TaskId,
+        /// The queue.
+        queue: Box<str>,
+    },
+
     /// The broker refused the message until the deadline: its queue is full or not available.
     #[error("task {id} was not stored: the broker refused it; is the tier's queue full?")]
     Refused {
@@ -168,6 +181,7 @@ impl PublishError {
             | PublishError::DelayTooLong { .. }
             | PublishError::NoDelays { .. }
             | PublishError::Unroutable { .. }
+            | PublishError::QueueDown { .. }
             | PublishError::Refused { .. }
             | PublishError::NotConnected { .. } => Stored::No,
         }
@@ -185,9 +199,9 @@ impl PublishError {
             | PublishError::NoDelays { .. } => ErrorKind::Invalid,
             PublishError::Unroutable { .. } => ErrorKind::Mismatch,
             PublishError::Refused { .. } | PublishError::Blocked { .. } => ErrorKind::Overloaded,
-            PublishError::NotConnected { .. } | PublishError::Unconfirmed { .. } => {
-                ErrorKind::Connection
-            }
+            PublishError::NotConnected { .. }
+            | PublishError::QueueDown { .. }
+            | PublishError::Unconfirmed { .. } => ErrorKind::Connection,
         }
     }
 }

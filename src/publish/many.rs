@@ -15,10 +15,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::Inner;
+use super::attempt::{PublishAttempt, SendFailure, overdue};
 use super::confirm_channel::{ConfirmChannel, PendingConfirm, SendOutcome};
 use super::connection::PublishConnection;
 use super::pools::Broker;
-use super::{Inner, PublishAttempt, SendFailure, overdue};
 use crate::Error;
 use crate::task::{PublishRequest, Receipt};
 
@@ -168,7 +169,7 @@ impl<S: Stream<Item = PublishRequest>> Stream for PublishMany<S> {
                     let met = oldest.poll(&mut this.timer, cx);
                     if let Poll::Ready(Ok(SendOutcome::Confirmed)) = met {
                         this.oldest += 1;
-                        return Poll::Ready(Some(this.publisher.receipt(oldest.attempt, Ok(()))));
+                        return Poll::Ready(Some(Inner::receipt(oldest.attempt, Ok(()))));
                     }
                     this.entries.push_front(Entry::Unconfirmed(oldest));
                     ready!(met)
@@ -225,7 +226,7 @@ async fn retry(
     attempted: Option<Result<SendOutcome, SendFailure>>,
 ) -> (u64, Outcome) {
     let sent = publisher.retry_until_deadline(&attempt, attempted).await;
-    (number, publisher.receipt(attempt, sent))
+    (number, Inner::receipt(attempt, sent))
 }
 
 /// Ready at the deadline.

@@ -7,13 +7,16 @@
 //!
 //! Dropping the future of a publish is safe: the message may have been sent or not.
 //!
-//! `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
+//! `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
+//! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
 //! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
 //! `many` publishes a stream of requests with a window of unconfirmed messages.
 
+mod attempt;
 mod confirm_channel;
 mod connection;
 pub(crate) mod error;
+mod lookup;
 mod many;
 mod pool;
 mod pools;
@@ -24,12 +27,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::Stream;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::amqp::Connection;
-use crate::error::PublishError;
+use crate::amqp::{Connection, QueueState};
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::route::{self, Destination, RouteRequest};
@@ -37,11 +39,10 @@ use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::Version;
 use crate::{Error, TaskId};
-use confirm_channel::{ConfirmChannel, SendOutcome};
+use attempt::{PublishAttempt, SendFailure};
 pub(crate) use confirm_channel::{Content, OutgoingMessage};
 pub(crate) use connection::Connections;
-use connection::PublishConnection;
-use pool::NoChannel;
+use lookup::QueueLookups;
 use pools::{Broker, Pools};
 
 /// How long a publish may take unless it says otherwise.
@@ -54,10 +55,6 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The version of a broker that has not been reached yet: the one with the fewest priorities.
 const ASSUMED_VERSION: Version = Version::new(4, 0, 0);
-
-/// The pause before a refused or lost message is sent again. It doubles up to `LONGEST_PAUSE`.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Publishes tasks to their tiers. Cheap to clone; all clones share the same few connections.
 #[derive(Clone)]
@@ -79,6 +76,7 @@ impl WeakPublisher {
 struct Inner {
     topology: Topology,
     pools: Pools,
+    lookups: QueueLookups,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
@@ -136,6 +134,7 @@ impl Publisher {
         let pools = Pools::new(&topology, from, connections, observers);
         Self {
             inner: Arc::new(Inner {
+                lookups: QueueLookups::new(&topology),
                 topology,
                 pools,
                 trace,
@@ -233,6 +232,18 @@ impl Publisher {
         }
     }
 
+    /// The state of a queue of the app, as the broker says over a connection of the tier's group. `None`: the broker
+    /// could not be asked before the deadline.
+    pub(crate) async fn queue_state(
+        &self,
+        tier: &str,
+        queue: &str,
+        deadline: Instant,
+    ) -> Option<QueueState> {
+        let Inner { lookups, pools, .. } = &*self.inner;
+        lookups.state(pools, tier, queue, deadline).await.ok()
+    }
+
     /// The version of the broker, as of the latest connection to it.
     pub(crate) fn broker_version(&self) -> Version {
         match self.inner.pools.broker() {
@@ -262,7 +273,7 @@ impl Publish for Publisher {
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };
             let sent = self.inner.send_until_confirmed(&attempt).await;
-            self.inner.receipt(attempt, sent)
+            Inner::receipt(attempt, sent)
         })
     }
 }
@@ -273,25 +284,6 @@ impl fmt::Debug for Publisher {
             .field("app", &self.inner.topology.app())
             .finish_non_exhaustive()
     }
-}
-
-/// A message, and how long the publisher tries to send it.
-struct PublishAttempt {
-    message: Arc<OutgoingMessage>,
-    id: TaskId,
-    deadline: Instant,
-    /// Whether a message without a confirm must not be sent again.
-    is_once: bool,
-    _under_way: TaskTrackerToken,
-}
-
-/// Why a message is not confirmed, for the error at the deadline.
-enum SendFailure {
-    Refused,
-    /// It may be stored or not.
-    Lost(String),
-    Blocked,
-    Down(String),
 }
 
 impl Inner {
@@ -351,101 +343,10 @@ impl Inner {
     }
 
     /// The outcome for the caller of a publish.
-    fn receipt(&self, attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
-        match sent {
-            Ok(()) => {
-                let tier = attempt.message.tier.clone();
-                Ok(Receipt::new(attempt.id, tier, SystemTime::now()))
-            }
-            Err(Error::Publish(PublishError::Unroutable { id, .. })) => {
-                let queue = self.queue_of(&attempt.message.tier);
-                Err(Error::Publish(PublishError::Unroutable { id, queue }))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Sends a message until it is confirmed, at the latest until the deadline.
-    async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
-        let mut attempted = None;
-        // Nearly all messages take this path. It is kept short, because a thousand of its futures are
-        // alive at once.
-        if let Some((connection, channel)) = self.pools.of(&attempt.message.tier).ready_channel() {
-            match send(&connection, &channel, &attempt.message, attempt.deadline).await {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
-                met => attempted = Some(met),
-            }
-        }
-        Box::pin(self.retry_until_deadline(attempt, attempted)).await
-    }
-
-    /// Sends again after a first attempt, if there was one, until the deadline.
-    async fn retry_until_deadline(
-        &self,
-        attempt: &PublishAttempt,
-        mut attempted: Option<Result<SendOutcome, SendFailure>>,
-    ) -> Result<(), Error> {
-        let PublishAttempt {
-            message,
-            id,
-            deadline,
-            is_once,
-            ..
-        } = attempt;
-        let mut pause = FIRST_PAUSE;
-        // An attempt without a confirm may have stored the message, whatever the later ones say.
-        let mut lost = None;
-        loop {
-            let met = match attempted.take() {
-                Some(met) => met,
-                None => self.try_once(message, *deadline).await,
-            };
-            let failure = match met {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
-                Ok(SendOutcome::Unroutable) => {
-                    let unroutable = Error::Publish(PublishError::Unroutable {
-                        id: id.clone(),
-                        queue: message.exchange.as_str().into(),
-                    });
-                    // The queue may have been there when an earlier attempt got no answer.
-                    let lost = lost.map(|lost: SendFailure| lost.into_error(id.clone()));
-                    return Err(lost.unwrap_or(unroutable));
-                }
-                Ok(SendOutcome::Refused) => SendFailure::Refused,
-                Ok(SendOutcome::Lost(cause)) => SendFailure::Lost(cause),
-                Ok(SendOutcome::NotSent) => SendFailure::Down("the channel was closed".to_owned()),
-                Err(failure) => failure,
-            };
-            let is_lost = matches!(failure, SendFailure::Lost(_));
-            if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
-                return Err(lost.unwrap_or(failure).into_error(id.clone()));
-            }
-            if is_lost {
-                lost = Some(failure);
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    async fn try_once(
-        &self,
-        message: &Arc<OutgoingMessage>,
-        deadline: Instant,
-    ) -> Result<SendOutcome, SendFailure> {
-        let channel = self.pools.of(&message.tier).channel(deadline).await;
-        let (connection, channel) = channel.map_err(|why| match why {
-            NoChannel::Blocked => SendFailure::Blocked,
-            NoChannel::Down(why) => SendFailure::Down(why),
-        })?;
-        send(&connection, &channel, message, deadline).await
-    }
-
-    /// The name of the tier's queue, for error messages.
-    fn queue_of(&self, tier: &str) -> Box<str> {
-        let tier = self.topology.tier(tier);
-        let queue = tier.map(|tier| self.topology.names().queue(tier));
-        queue.unwrap_or_default().into()
+    fn receipt(attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
+        sent?;
+        let tier = attempt.message.tier.clone();
+        Ok(Receipt::new(attempt.id, tier, SystemTime::now()))
     }
 
     /// The destination of a request, whose size is checked too.
@@ -490,43 +391,4 @@ fn deadline(request: &PublishRequest) -> Instant {
     let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
     // A limit that no clock can hold would overflow it.
     Instant::now() + limit.min(LONGEST_DEADLINE)
-}
-
-/// Sends a message once, on one channel.
-async fn send(
-    connection: &PublishConnection,
-    channel: &ConfirmChannel,
-    message: &Arc<OutgoingMessage>,
-    deadline: Instant,
-) -> Result<SendOutcome, SendFailure> {
-    match timeout_at(deadline, channel.send(Arc::clone(message))).await {
-        Ok(answer) => Ok(answer),
-        Err(_) => Err(overdue(connection, channel)),
-    }
-}
-
-/// The failure of a message that has no confirm at its deadline.
-fn overdue(connection: &PublishConnection, channel: &ConfirmChannel) -> SendFailure {
-    if connection.is_blocked() {
-        return SendFailure::Blocked;
-    }
-    channel.give_up_if_stuck();
-    SendFailure::Lost("the broker did not confirm it in time".to_owned())
-}
-
-impl SendFailure {
-    fn into_error(self, id: TaskId) -> Error {
-        match self {
-            SendFailure::Refused => Error::Publish(PublishError::Refused { id }),
-            SendFailure::Blocked => Error::Publish(PublishError::Blocked { id }),
-            SendFailure::Down(cause) => Error::Publish(PublishError::NotConnected {
-                id,
-                cause: cause.into(),
-            }),
-            SendFailure::Lost(cause) => Error::Publish(PublishError::Unconfirmed {
-                id,
-                cause: cause.into(),
-            }),
-        }
-    }
 }

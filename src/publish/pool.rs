@@ -133,7 +133,11 @@ impl Pool {
         }
     }
 
-    async fn connection(&self, deadline: Instant) -> Result<Arc<PublishConnection>, NoChannel> {
+    /// A connection that accepts messages, before the deadline.
+    pub(super) async fn connection(
+        &self,
+        deadline: Instant,
+    ) -> Result<Arc<PublishConnection>, NoChannel> {
         let mut states = self.states.clone();
         loop {
             let why = match self.choose(&states.borrow_and_update()) {

@@ -109,8 +109,9 @@ impl Definitions {
 /// The least that a publisher and each group's workers need, the publisher first.
 ///
 /// A publisher may publish to the tasks and into the delays. A worker may do that too (follow-ups
-/// and retries), publish dead letters of its own tiers, and consume its own tiers' queues, of any
-/// generation so that it can empty an old one; its group's quarantine; and all dead letters, to collect them.
+/// and retries), publish dead letters of its own tiers and unrouted messages, and consume its own tiers' queues, of any
+/// generation so that it can empty an old one; its group's quarantine; unrouted messages; and all dead letters, to
+/// collect them.
 pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
     let names = topology.names();
     let publish = publishing_pattern(topology);
@@ -134,7 +135,7 @@ pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
         let quarantine = format!(r"{app}\.{}\.quarantine", escape(&group.name));
         permission(
             names.worker_user(&group.name),
-            format!(r"^({publish}|{queues}\.dlx)$"),
+            format!(r"^({publish}|{queues}\.dlx|{app}\.unrouted)$"),
             format!(r"^({queues}(\.g[0-9]+)?|{quarantine}|{dead})$"),
         )
     });

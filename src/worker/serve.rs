@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -23,7 +23,7 @@ use crate::observe::Observers;
 use crate::publish::Publisher;
 use crate::secret::Secret;
 use crate::service::{Service, Termination};
-use crate::source::amqp::ConsumerSettings;
+use crate::source::amqp::{ConsumerSettings, reroute};
 use crate::source::{QUARANTINE_FROM, Suspects};
 use crate::task::{Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
 use crate::topology::duration::Unreadable;
@@ -246,6 +246,14 @@ impl RunningGroups {
             let (shared, phase) = (shared.clone(), running.phase.subscribe());
             running.groups.spawn(serve(shared, group.clone(), phase));
         }
+        let has_delays = topology.tiers().iter().any(|tier| tier.delays);
+        let first = names.first().and_then(|name| topology.group(name));
+        if let Some(group) = first.filter(|_| has_delays) {
+            let (shared, phase) = (shared.clone(), running.phase.subscribe());
+            running
+                .groups
+                .spawn(send_unrouted(shared, group.clone(), phase));
+        }
         running
     }
 
@@ -307,6 +315,23 @@ async fn serve(shared: Arc<Shared>, group: topology::Group, mut phase: watch::Re
     Service::new(format!("group {}", group.name), &shared.settings.observers)
         .run(|| Group::new(shared.clone(), &group, phase.clone()).run())
         .await;
+}
+
+/// Sends delayed messages that found no queue to their tiers again, until the shutdown begins.
+async fn send_unrouted(
+    shared: Arc<Shared>,
+    group: topology::Group,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let ending = CancellationToken::new();
+    let rerouting = Service::new("rerouting", &shared.settings.observers);
+    let rerouting =
+        rerouting.run(|| reroute(shared.settings.clone(), group.clone(), ending.clone()));
+    let shutdown = async {
+        let _ = phase.wait_for(|phase| *phase >= Phase::Drain).await;
+        ending.cancel();
+    };
+    join(rerouting, shutdown).await;
 }
 
 /// Host and process, as dead letters and the broker's management show them.

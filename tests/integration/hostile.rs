@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tierline::dead::{DeadLetter, DeadLetters, Filter, Page};
+use tierline::dead::{DeadLetter, DeadLetters, Filter, Page, Reason};
 use tierline::observe::Event;
 use tierline::topology::delay;
 use tierline::{Context, Registry, Task, TaskError, Tierline, Topology};
@@ -413,15 +413,22 @@ async fn what_is_retried_or_dies_with_headers_near_the_frame_limit_harms_nobody(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_routing_key_that_is_not_utf_8_ends_as_a_dead_letter() {
+async fn a_routing_key_that_is_not_utf_8_costs_a_task_nothing_if_the_map_has_it() {
     let mut shop = Shop::open().await;
     shop.ping().await;
-    let properties = with_string(flag(8), b"an-id");
     // Where the shared delay levels hand over to the tier that the routing key names.
-    let key = b"nor\xffmal.0.0";
-    let number = shop.send("shop.delay.long.out", key, &properties).await;
-    let rows = shop.accounted_for(&[number]).await;
-    assert_eq!(rows[&number].summary.tier, "unrouted");
+    let (exchange, key) = ("shop.delay.long.out", b"nor\xffmal.0.0");
+    let mapped = with_string(flag(8), b"an-id");
+    let mapped = shop.send(exchange, key, &mapped).await;
+    let unmapped = with_string(TYPE, b"nobody");
+    let unmapped = shop.send(exchange, key, &unmapped).await;
+    let rows = shop.accounted_for(&[mapped, unmapped]).await;
+    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [unmapped]);
+    let row = &rows[&unmapped].summary;
+    assert_eq!(
+        (row.tier.as_str(), row.reason),
+        ("unrouted", Reason::Unroutable)
+    );
     shop.ping().await;
     shop.end().await;
 }

@@ -2,8 +2,8 @@
 //!
 //! Read in this order: `queue` is a tier's queue as a source, `subscription` its consumer, `subscribe` how that
 //! is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
-//! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `quarantine` where tasks run
-//! that may kill their worker, and `consumer_connection` the connection that the sources of a group share.
+//! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `unrouted` what is done about
+//! delayed messages that found no queue, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection that the sources of a group share.
 
 mod acks;
 mod consumer_connection;
@@ -15,6 +15,7 @@ mod redelivery;
 mod subscribe;
 mod subscription;
 mod successor;
+mod unrouted;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ use quarantine::Quarantine;
 use queue::Queue;
 pub(crate) use redeclare::Redeclared;
 pub(crate) use successor::unreadable;
+pub(crate) use unrouted::reroute;
 
 /// What all sources of a worker share.
 pub(crate) struct ConsumerSettings {

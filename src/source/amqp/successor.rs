@@ -281,8 +281,23 @@ impl ConsumerSettings {
         }
     }
 
-    async fn copy_to_tier(&self, received: &Received, message: &Message) -> Result<(), Error> {
+    pub(super) async fn copy_to_tier(
+        &self,
+        received: &Received,
+        message: &Message,
+    ) -> Result<(), Error> {
         let outgoing = self.outgoing(received, message, Duration::ZERO)?;
+        self.publish_copy(outgoing, message).await
+    }
+
+    /// Publishes a copy to the back of the unrouted messages.
+    pub(super) async fn to_unrouted(
+        &self,
+        received: &Received,
+        message: &Message,
+    ) -> Result<(), Error> {
+        let mut outgoing = self.outgoing(received, message, Duration::ZERO)?;
+        outgoing.exchange = self.topology.names().unrouted();
         self.publish_copy(outgoing, message).await
     }
 

@@ -112,6 +112,7 @@ async fn a_worker_can_consume_its_own_tiers_collect_and_publish(broker: &Broker)
         Attempt::Publish("hotel.delay.bulk.05"),
         Attempt::Publish("hotel.critical.dlx"),
         Attempt::Publish("hotel.high.dlx"),
+        Attempt::Publish("hotel.unrouted"),
     ] {
         assert_eq!(attempt(&url, allowed).await, Ok(()), "{allowed:?}");
     }

@@ -72,7 +72,12 @@ fn a_worker_may_consume_its_own_tiers_and_quarantine_and_collect_all_dead_letter
     );
     assert_eq!(
         allowed(&worker.write),
-        ["hotel.critical.dlx", "hotel.high.dlx", "hotel.tasks"]
+        [
+            "hotel.critical.dlx",
+            "hotel.high.dlx",
+            "hotel.tasks",
+            "hotel.unrouted"
+        ]
     );
     assert_eq!(allowed(&worker.configure), [""; 0]);
 }

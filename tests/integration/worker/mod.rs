@@ -14,6 +14,7 @@ mod outcomes;
 mod quarantine;
 mod reconnect;
 mod shutdown;
+mod unrouted;
 mod versions;
 
 use std::sync::{Arc, Mutex};

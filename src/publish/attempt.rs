@@ -1,0 +1,226 @@
+//! Sends one message until the broker confirms it, at the latest until its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::Inner;
+use super::confirm_channel::{ConfirmChannel, OutgoingMessage, SendOutcome};
+use super::connection::PublishConnection;
+use super::pool::NoChannel;
+use crate::amqp::QueueState;
+use crate::error::PublishError;
+use crate::{Error, TaskId};
+
+/// The pause before a refused or lost message is sent again. It doubles up to `LONGEST_PAUSE`.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often a message is sent again that was returned although its queue is there. The queue's node may have come
+/// back in that moment; otherwise the binding is missing, which only applying the topology mends.
+const RETURNED_FROM_AVAILABLE: u32 = 3;
+
+/// A message, and how long the publisher tries to send it.
+pub(super) struct PublishAttempt {
+    pub(super) message: Arc<OutgoingMessage>,
+    pub(super) id: TaskId,
+    pub(super) deadline: Instant,
+    /// Whether a message without a confirm must not be sent again.
+    pub(super) is_once: bool,
+    pub(super) _under_way: TaskTrackerToken,
+}
+
+/// Why a message is not confirmed, for the error at the deadline.
+pub(super) enum SendFailure {
+    Refused,
+    /// It may be stored or not.
+    Lost(String),
+    Blocked,
+    Down(String),
+    /// This queue does not answer: its node is down, or it has no leader.
+    QueueDown(String),
+}
+
+impl Inner {
+    /// Sends a message until it is confirmed, at the latest until the deadline.
+    pub(super) async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
+        let mut attempted = None;
+        // Nearly all messages take this path. It is kept short, because a thousand of its futures are
+        // alive at once.
+        if let Some((connection, channel)) = self.pools.of(&attempt.message.tier).ready_channel() {
+            match send(&connection, &channel, &attempt.message, attempt.deadline).await {
+                Ok(SendOutcome::Confirmed) => return Ok(()),
+                met => attempted = Some(met),
+            }
+        }
+        Box::pin(self.retry_until_deadline(attempt, attempted)).await
+    }
+
+    /// Sends again after a first attempt, if there was one, until the deadline.
+    pub(super) async fn retry_until_deadline(
+        &self,
+        attempt: &PublishAttempt,
+        mut attempted: Option<Result<SendOutcome, SendFailure>>,
+    ) -> Result<(), Error> {
+        let PublishAttempt {
+            message,
+            id,
+            deadline,
+            is_once,
+            ..
+        } = attempt;
+        let mut pause = FIRST_PAUSE;
+        let mut returned_from_available = 0;
+        // An attempt without a confirm may have stored the message, whatever the later ones say.
+        let mut lost: Option<SendFailure> = None;
+        loop {
+            let met = match attempted.take() {
+                Some(met) => met,
+                None => self.try_once(message, *deadline).await,
+            };
+            let failure = match met {
+                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Unroutable) => {
+                    match self
+                        .why_returned(message, *deadline, &mut returned_from_available)
+                        .await
+                    {
+                        Some(failure) => failure,
+                        None => {
+                            // The queue may have been there when an earlier attempt got no answer.
+                            let lost = lost.map(|lost| lost.into_error(id.clone()));
+                            return Err(lost.unwrap_or_else(|| self.unroutable(attempt)));
+                        }
+                    }
+                }
+                Ok(SendOutcome::Refused) => SendFailure::Refused,
+                Ok(SendOutcome::Lost(cause)) => SendFailure::Lost(cause),
+                Ok(SendOutcome::NotSent) => SendFailure::Down("the channel was closed".to_owned()),
+                Err(failure) => failure,
+            };
+            let is_lost = matches!(failure, SendFailure::Lost(_));
+            if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
+                return Err(lost.unwrap_or(failure).into_error(id.clone()));
+            }
+            if is_lost {
+                lost = Some(failure);
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn try_once(
+        &self,
+        message: &Arc<OutgoingMessage>,
+        deadline: Instant,
+    ) -> Result<SendOutcome, SendFailure> {
+        let channel = self.pools.of(&message.tier).channel(deadline).await;
+        let (connection, channel) = channel.map_err(SendFailure::from)?;
+        send(&connection, &channel, message, deadline).await
+    }
+
+    /// Why the broker returned a message. `None`: it has no queue for it, and will have none unless somebody applies
+    /// the topology.
+    ///
+    /// A classic queue whose node is down has no bindings on RabbitMQ 3.10, so the broker returns what is published to
+    /// it as if the queue were gone.
+    async fn why_returned(
+        &self,
+        message: &OutgoingMessage,
+        deadline: Instant,
+        returned_from_available: &mut u32,
+    ) -> Option<SendFailure> {
+        let queue = self.destination_queue(message)?;
+        match self
+            .lookups
+            .state(&self.pools, &message.tier, &queue, deadline)
+            .await
+        {
+            Ok(QueueState::Missing) => None,
+            Ok(QueueState::Unreachable) => Some(SendFailure::QueueDown(queue)),
+            Ok(QueueState::Available { .. }) => {
+                *returned_from_available += 1;
+                let may_be_back = *returned_from_available <= RETURNED_FROM_AVAILABLE;
+                may_be_back.then_some(SendFailure::QueueDown(queue))
+            }
+            Err(failure) => Some(failure),
+        }
+    }
+
+    /// The queue that a message is stored in, if it is the queue of a tier or of its dead letters. Other queues are
+    /// quorum queues, which keep their bindings.
+    fn destination_queue(&self, message: &OutgoingMessage) -> Option<String> {
+        let names = self.topology.names();
+        let tier = self.topology.tier(&message.tier)?;
+        if message.exchange == names.dead_letter_exchange(&tier.name) {
+            return Some(names.dead_letter_queue(&tier.name));
+        }
+        let is_direct =
+            message.exchange == names.tasks_exchange() && message.routing_key == tier.name;
+        is_direct.then(|| names.queue(tier))
+    }
+
+    fn unroutable(&self, attempt: &PublishAttempt) -> Error {
+        let message = &attempt.message;
+        let queue = self.destination_queue(message);
+        Error::Publish(PublishError::Unroutable {
+            id: attempt.id.clone(),
+            queue: queue.unwrap_or_else(|| message.exchange.clone()).into(),
+        })
+    }
+}
+
+/// Sends a message once, on one channel.
+async fn send(
+    connection: &PublishConnection,
+    channel: &ConfirmChannel,
+    message: &Arc<OutgoingMessage>,
+    deadline: Instant,
+) -> Result<SendOutcome, SendFailure> {
+    match timeout_at(deadline, channel.send(Arc::clone(message))).await {
+        Ok(answer) => Ok(answer),
+        Err(_) => Err(overdue(connection, channel)),
+    }
+}
+
+/// The failure of a message that has no confirm at its deadline.
+pub(super) fn overdue(connection: &PublishConnection, channel: &ConfirmChannel) -> SendFailure {
+    if connection.is_blocked() {
+        return SendFailure::Blocked;
+    }
+    channel.give_up_if_stuck();
+    SendFailure::Lost("the broker did not confirm it in time".to_owned())
+}
+
+impl From<NoChannel> for SendFailure {
+    fn from(why: NoChannel) -> Self {
+        match why {
+            NoChannel::Blocked => SendFailure::Blocked,
+            NoChannel::Down(why) => SendFailure::Down(why),
+        }
+    }
+}
+
+impl SendFailure {
+    pub(super) fn into_error(self, id: TaskId) -> Error {
+        match self {
+            SendFailure::Refused => Error::Publish(PublishError::Refused { id }),
+            SendFailure::Blocked => Error::Publish(PublishError::Blocked { id }),
+            SendFailure::QueueDown(queue) => Error::Publish(PublishError::QueueDown {
+                id,
+                queue: queue.into(),
+            }),
+            SendFailure::Down(cause) => Error::Publish(PublishError::NotConnected {
+                id,
+                cause: cause.into(),
+            }),
+            SendFailure::Lost(cause) => Error::Publish(PublishError::Unconfirmed {
+                id,
+                cause: cause.into(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Delayed messages that fell due while the queue of their tier was away.
+//!
+//! The exchange at the end of the delay queues sends a message that it cannot route to the queue `{app}.unrouted`. A
+//! classic queue whose node restarts is such a case: RabbitMQ 3.10 has no bindings for it meanwhile. Each worker looks
+//! into that queue every few seconds and publishes what it finds to its tier. A message whose tier is still away goes
+//! to the back, so that it holds up no other tier. A message without a tier in the map is a dead letter.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::join_all;
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::ConsumerSettings;
+use super::successor::{Origin, Stored};
+use crate::Error;
+use crate::amqp::{Connection, QueueState};
+use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
+use crate::observe::Event;
+use crate::source::{Next, task_ref};
+use crate::topology;
+
+/// How often a worker asks whether messages are there.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The longest pause while no tier takes its messages.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How many messages it publishes at once. Each that was taken with `basic.get` is acknowledged by a command of its own,
+/// of which a channel gives a quorum queue 32 at a time and drops the others when it is closed.
+const BATCH: usize = 30;
+/// About how many bytes these may have.
+const BATCH_BYTES: usize = 4 << 20;
+/// How long the broker may take for one step.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Looks for unrouted messages until `ending` is cancelled. `group` is one that this worker serves: the dead letters of
+/// its tiers are those that it may write.
+pub(crate) async fn reroute(
+    settings: Arc<ConsumerSettings>,
+    group: topology::Group,
+    ending: CancellationToken,
+) {
+    let unrouted = Unrouted {
+        queue: settings.topology.names().unrouted(),
+        settings,
+        group,
+    };
+    let mut pause = LOOK_EVERY;
+    while ending.run_until_cancelled(sleep(pause)).await.is_some() {
+        pause = match !unrouted.are_there().await || unrouted.work_off(&ending).await {
+            true => LOOK_EVERY,
+            false => (pause * 2).min(LONGEST_PAUSE),
+        };
+    }
+}
+
+struct Unrouted {
+    settings: Arc<ConsumerSettings>,
+    queue: String,
+    group: topology::Group,
+}
+
+/// Where a message went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    /// To its tier, or among the dead letters.
+    Out,
+    ToTheBack,
+    No,
+}
+
+/// A delivery that is not acknowledged yet.
+struct Taken {
+    tag: u64,
+    received: Received,
+}
+
+impl Unrouted {
+    async fn are_there(&self) -> bool {
+        let Some(tier) = self.group.tiers.first() else {
+            return false;
+        };
+        let (publisher, deadline) = (&self.settings.publisher, Instant::now() + LIMIT);
+        let state = publisher.queue_state(tier, &self.queue, deadline).await;
+        matches!(state, Some(QueueState::Available { messages: 1.. }))
+    }
+
+    /// Works off what is there now. Whether any message has left the queue. The connection is opened for that alone:
+    /// nearly always there is nothing to do.
+    async fn work_off(&self, ending: &CancellationToken) -> bool {
+        let name = format!("{} unrouted", self.settings.connection_name);
+        let worked_off = async {
+            let (_, connection) = Connection::open_any(&self.settings.urls, &name).await?;
+            let worked_off = self.store_all(&connection, ending).await;
+            connection.close().await;
+            worked_off
+        };
+        worked_off.await.unwrap_or_else(|error| {
+            let queue = &self.queue;
+            tracing::warn!(%error, queue, "cannot send delayed tasks to their tiers again; the next try follows");
+            false
+        })
+    }
+
+    async fn store_all(
+        &self,
+        connection: &Connection,
+        ending: &CancellationToken,
+    ) -> Result<bool, Error> {
+        let channel = connection.channel(Instant::now() + LIMIT).await?;
+        let (mut left, mut has_any_left) = (usize::MAX, false);
+        while left > 0 && !ending.is_cancelled() {
+            let batch = self.take(connection, &channel, &mut left).await?;
+            let Some(last) = batch.last() else {
+                break;
+            };
+            let moved = join_all(batch.iter().map(|it| self.store(&it.received))).await;
+            has_any_left |= moved.contains(&Moved::Out);
+            let failed = |error: lapin::Error| connection.failed("settle unrouted tasks", &error);
+            for (taken, moved) in batch.iter().zip(&moved) {
+                if *moved == Moved::No {
+                    let back = BasicNackOptions {
+                        multiple: false,
+                        requeue: true,
+                    };
+                    channel.basic_nack(taken.tag, back).await.map_err(failed)?;
+                }
+            }
+            let all = BasicAckOptions { multiple: true };
+            channel.basic_ack(last.tag, all).await.map_err(failed)?;
+            if moved.contains(&Moved::No) {
+                // They are at the front of the queue again.
+                break;
+            }
+        }
+        Ok(has_any_left)
+    }
+
+    /// Takes the next messages, and counts down how many of those are left that were there at the beginning.
+    async fn take(
+        &self,
+        connection: &Connection,
+        channel: &Channel,
+        left: &mut usize,
+    ) -> Result<Vec<Taken>, Error> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH && bytes < BATCH_BYTES && *left > 0 {
+            let options = BasicGetOptions { no_ack: false };
+            let getting = channel.basic_get(self.queue.as_str().into(), options);
+            let tried = "take an unrouted task";
+            let got = match timeout(LIMIT, getting).await {
+                Ok(Ok(got)) => got,
+                Ok(Err(error)) => return Err(connection.failed(tried, &error)),
+                Err(_) => return Err(connection.failed(tried, "the broker did not answer in time")),
+            };
+            let Some(got) = got else {
+                *left = 0;
+                break;
+            };
+            *left = (*left - 1).min(got.message_count as usize);
+            let delivery = got.delivery;
+            let tag = delivery.delivery_tag;
+            let repaired = connection.repairs().take(channel.id(), tag);
+            bytes += delivery.data.len();
+            let (properties, now) = (delivery.properties, SystemTime::now());
+            let received = Received::new(properties, delivery.data, repaired, "".into(), now);
+            batch.push(Taken { tag, received });
+        }
+        Ok(batch)
+    }
+
+    /// Stores a message in the queue of its tier, at the back of the unrouted ones, or as a dead letter.
+    async fn store(&self, received: &Received) -> Moved {
+        let settings = &self.settings;
+        let routed = received.message().map(|message| {
+            let task = settings.topology.task(&message.task)?;
+            Some((message, settings.topology.tier(&task.tier)?))
+        });
+        let (message, tier) = match routed {
+            Ok(Some(routed)) => routed,
+            Ok(None) => {
+                let problem = "its delay has ended, and the map gives it no tier";
+                return self.dead_letter(received, problem.to_owned()).await;
+            }
+            Err(unreadable) => {
+                return self.dead_letter(received, unreadable.problem.clone()).await;
+            }
+        };
+        let message = Message {
+            tier: tier.name.clone(),
+            ..message.clone()
+        };
+        let (queue, deadline) = (
+            settings.topology.names().queue(tier),
+            Instant::now() + LIMIT,
+        );
+        let state = settings.publisher.queue_state(&tier.name, &queue, deadline);
+        match state.await {
+            Some(QueueState::Available { .. }) => {}
+            Some(QueueState::Unreachable | QueueState::Missing) => {
+                return match settings.to_unrouted(received, &message).await {
+                    Ok(()) => Moved::ToTheBack,
+                    Err(_) => Moved::No,
+                };
+            }
+            None => return Moved::No,
+        }
+        match settings.copy_to_tier(received, &message).await {
+            Ok(()) => {
+                let task = task_ref(&message);
+                let (name, id, tier) = (task.name, task.id, task.tier);
+                tracing::info!(task = name, %id, tier, "a delayed task is in its tier's queue, which was away");
+                settings.observers.emit(&Event::Rerouted { task });
+                Moved::Out
+            }
+            // It may be stored or not: the copy at the back would be a second one.
+            Err(error) => {
+                let id = received.id();
+                tracing::warn!(%id, %error, "a delayed task was not sent to its tier again; the next try follows");
+                Moved::No
+            }
+        }
+    }
+
+    async fn dead_letter(&self, received: &Received, problem: String) -> Moved {
+        let tier = self.group.tiers.first().cloned().unwrap_or_default();
+        let next = Next::Dead {
+            message: received.message().ok().cloned().map(Box::new),
+            reason: DeadReason::Unroutable,
+            failure: Failure::new(FailureKind::NotStarted, problem),
+        };
+        let origin = Origin::Tier(tier);
+        match self.settings.store(&origin, received, next).await {
+            Stored::Yes => Moved::Out,
+            // The broker did not take the dead letter. A message of no tier has no copy either.
+            _ => Moved::No,
+        }
+    }
+}

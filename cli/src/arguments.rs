@@ -356,7 +356,7 @@ pub(crate) struct Operator {
 
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// The tier whose queue dead-lettered them; "unrouted": messages without a tier
+    /// The tier whose queue dead-lettered them; "unrouted": those without a tier in the map
     #[arg(long)]
     pub(crate) tier: Option<String>,
     /// The task

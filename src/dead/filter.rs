@@ -31,7 +31,7 @@ use crate::postgres::Time;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Filter {
-    /// The tier whose queue dead-lettered them; `"unrouted"` for messages without a tier.
+    /// The tier whose queue dead-lettered them; `"unrouted"` for those without a tier in the map.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
     /// The task's name.

@@ -22,7 +22,7 @@ pub struct Summary {
     pub message_id: Option<String>,
     /// The task's name; `None` if it could not be read.
     pub task: Option<String>,
-    /// The tier whose queue dead-lettered it; `"unrouted"` for messages without a tier.
+    /// The tier whose queue dead-lettered it; `"unrouted"` for one without a tier in the map.
     pub tier: String,
     /// The reason for its death.
     pub reason: Reason,

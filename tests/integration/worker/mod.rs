@@ -5,6 +5,7 @@
 mod delays;
 mod dropped;
 mod faults;
+mod frozen;
 mod identity;
 mod leaderless;
 mod logs;

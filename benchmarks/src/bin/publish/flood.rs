@@ -122,9 +122,10 @@ struct Turn {
 }
 
 pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
+    // Many short rounds: what disturbs the machine for a while spoils only some of them.
     let (rounds, length) = match is_quick {
         true => (2, Duration::from_secs(2)),
-        false => (10, Duration::from_secs(6)),
+        false => (20, Duration::from_secs(3)),
     };
     let mut contenders = vec![Contender::Apart, Contender::Together];
     if std::env::var_os(BEFORE).is_some() {

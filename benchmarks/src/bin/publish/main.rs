@@ -1,8 +1,9 @@
 //! Publishing beside plain lapin; critical publishes beside a flood; how punctual delays are; how much memory a long
 //! stream and idle connections take.
 //!
-//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [bare] [flood] [lone] [delays] [memory]`
+//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [bare] [flood] [lone] [delays] [memory] [connections]`
 
+mod connections;
 mod delays;
 mod flood;
 mod lone;
@@ -20,6 +21,9 @@ use throughput::Scene;
 async fn main() -> Result<()> {
     if let Some(url) = memory::child_url() {
         return memory::publish(&url).await;
+    }
+    if connections::is_child() {
+        return connections::run_child().await;
     }
     if flood::is_child() {
         return flood::run_child().await;
@@ -50,6 +54,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("memory") {
         memory::measure(&mut report, is_quick).await?;
+    }
+    if is_wanted("connections") {
+        connections::measure(&mut report, is_quick).await?;
     }
     report.finish()
 }

@@ -36,6 +36,6 @@ pub use rabbitmq::{
 };
 pub use servers::Servers;
 pub use shared::{
-    AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, database, management_url,
-    rabbitmq_version, vhost,
+    AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, connection_memory, database,
+    management_url, rabbitmq_version, vhost,
 };

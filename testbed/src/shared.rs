@@ -49,6 +49,19 @@ pub async fn rabbitmq_version() -> Result<String> {
         .to_owned())
 }
 
+/// The bytes that the processes of all connections and channels of the shared broker use.
+pub async fn connection_memory() -> Result<u64> {
+    let management = Management::at(&management_url(&url_of("RabbitMQ", AMQP_URL)));
+    let overview = management.get("overview").await?;
+    let node = overview["node"].as_str().context("the broker has a name")?;
+    let memory = management.get(&format!("nodes/{node}/memory")).await?;
+    let parts = ["readers", "writers", "channels", "other"].map(|part| {
+        let bytes = memory["memory"][format!("connection_{part}")].as_u64();
+        bytes.with_context(|| format!("the broker does not tell the memory of connection {part}"))
+    });
+    parts.into_iter().sum()
+}
+
 /// Whether the management API belonging to a broker's URL answers: tests need it.
 pub async fn check_management(amqp_url: &str) -> Result<()> {
     let overview = Management::at(&management_url(amqp_url))

@@ -1,8 +1,11 @@
-//! Publishing beside plain lapin; how punctual delays are; how much memory a long stream takes.
+//! Publishing beside plain lapin; critical publishes beside a flood; how punctual delays are; how much memory a long
+//! stream and idle connections take.
 //!
-//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [bare] [lone] [delays] [memory]`
+//! `cargo xtask bench publish [--quick] [one-by-one] [throughput] [bare] [flood] [lone] [delays] [memory] [connections]`
 
+mod connections;
 mod delays;
+mod flood;
 mod lone;
 mod map;
 mod memory;
@@ -19,6 +22,12 @@ async fn main() -> Result<()> {
     if let Some(url) = memory::child_url() {
         return memory::publish(&url).await;
     }
+    if connections::is_child() {
+        return connections::run_child().await;
+    }
+    if flood::is_child() {
+        return flood::run_child().await;
+    }
     let is_quick = is_quick();
     let mut report = Report::new("publish");
     for tier in map::TIERS {
@@ -34,6 +43,9 @@ async fn main() -> Result<()> {
             scene.beside_bare(&mut report, is_quick).await?;
         }
     }
+    if is_wanted("flood") {
+        flood::measure(&mut report, is_quick).await?;
+    }
     if is_wanted("lone") {
         lone::measure(&mut report, is_quick).await?;
     }
@@ -42,6 +54,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("memory") {
         memory::measure(&mut report, is_quick).await?;
+    }
+    if is_wanted("connections") {
+        connections::measure(&mut report, is_quick).await?;
     }
     report.finish()
 }

@@ -133,7 +133,7 @@ impl Scene {
                 let run = publish_many(app.clone(), tier, count);
                 self.timed(count, run).await
             })
-            .at_least(0.8, PLAIN_BARE)
+            .at_least(0.9, PLAIN_BARE)
             .run(rounds)
             .await?;
         report.add(measured);

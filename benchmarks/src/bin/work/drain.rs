@@ -23,7 +23,7 @@ const UNCONFIRMED: usize = 1_000;
 const BARE: &str = "lapin, acks for many, bare messages";
 
 pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
-    let (rounds, count) = if is_quick { (3, 10_000) } else { (7, 40_000) };
+    let (rounds, count) = if is_quick { (3, 10_000) } else { (5, 40_000) };
     let scene = &Scene::unobserved(MAP).await?;
     let title = "No-op tasks of 256 bytes, classic without priorities, 8 slots, prefetch 128";
     let measured = Comparison::new(title, "tasks/s")
@@ -40,6 +40,7 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
             tierline(scene, count).await
         })
         .at_least(0.7, BARE)
+        .in_each_round()
         .contender("tierline, with a trace context", async move || {
             fill(scene, count, Some(TRACEPARENT)).await?;
             tierline(scene, count).await

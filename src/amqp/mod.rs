@@ -10,6 +10,7 @@ pub(crate) mod error;
 #[cfg(feature = "management")]
 mod management;
 mod run_commands;
+mod spread;
 mod stream;
 
 pub use address::Address;
@@ -18,6 +19,7 @@ pub use connection::Connection;
 pub(crate) use connection::no_address;
 pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
+pub use spread::spread;
 #[cfg(feature = "postgres")]
 pub(crate) use stream::ReadBudget;
 pub(crate) use stream::Repairs;

@@ -117,6 +117,7 @@ impl Snapshot {
         management: &Management,
     ) -> Result<Self, Error> {
         let mut snapshot = Self::over_management(connection, management).await?;
+        snapshot.set_aside_unreachable();
         // The management API knows them as of some seconds ago.
         let names: Vec<String> = snapshot.queues.keys().cloned().collect();
         snapshot
@@ -170,6 +171,21 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Takes out the queues whose nodes are all down. RabbitMQ 4.3.6 does not answer a question about a classic one for
+    /// more than 20 s.
+    #[cfg(feature = "management")]
+    fn set_aside_unreachable(&mut self) {
+        let queues = self.queues.iter().filter_map(|(name, queue)| {
+            let members = &queue.details.as_ref()?.members;
+            let are_down = !members.is_empty() && members.iter().all(|it| self.is_down(it));
+            are_down.then(|| (name.clone(), members.clone()))
+        });
+        self.unreachable = queues.collect();
+        let unreachable = &self.unreachable;
+        self.queues
+            .retain(|name, _| !unreachable.contains_key(name));
+    }
+
     /// Whether a node is known not to run.
     pub(crate) fn is_down(&self, node: &str) -> bool {
         let mut nodes = self.nodes.iter().flatten();
@@ -217,7 +233,7 @@ mod management {
                     .filter(|queue| queue["exclusive"] != true)
                     .map(queue)
                     .collect(),
-                // Known when they are counted.
+                // Known when its nodes are, and when the others are counted.
                 unreachable: BTreeMap::new(),
                 bindings: Some(bindings.iter().map(binding).collect()),
                 // Seen by users with the tag `monitoring` only.

@@ -135,14 +135,18 @@ new ones.
 
 The user needs the permissions to configure, write and read on names that begin with the app's.
 
+On a cluster, repeat --amqp for each node: the queues of the tiers are then declared through the nodes
+in turn, so that no node leads all of them.
+
 Examples:
   tierline topology apply topology/hotel.toml --amqp amqp://admin:secret@broker/production
+  tierline topology apply topology/hotel.toml --amqp amqp://node-1 --amqp amqp://node-2
   AMQP_URL=amqp://localhost tierline topology apply topology/hotel.toml")]
     Apply {
         #[command(flatten)]
         input: Input,
         #[command(flatten)]
-        broker: Broker,
+        nodes: Nodes,
         #[command(flatten)]
         management: Management,
     },
@@ -397,6 +401,19 @@ pub(crate) struct Broker {
     /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
     #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
     pub(crate) amqp: Secret,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Nodes {
+    /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS; once for each node of a cluster
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "AMQP_URL",
+        hide_env_values = true,
+        required = true
+    )]
+    pub(crate) amqp: Vec<Secret>,
 }
 
 #[derive(Debug, Args)]

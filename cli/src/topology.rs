@@ -1,7 +1,7 @@
 //! `tierline topology …`: each subcommand is a call into the library.
 
 use serde_json::json;
-use tierline::amqp::{Connection, Management, apply, apply_with, doctor, doctor_with};
+use tierline::amqp::{Connection, Management, apply, apply_with, doctor, doctor_with, spread};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
 use tierline::topology::{QUORUM_PRIORITIES_SINCE, Version};
@@ -9,6 +9,7 @@ use tierline::{Error, Topology};
 
 use crate::arguments;
 use crate::output::{Output, count};
+use crate::secret::Secret;
 
 /// The connection name that the management UI shows.
 const NAME: &str = "tierline command";
@@ -33,8 +34,8 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
             Ok(Output::well(plan.to_string(), json!(plan)))
         }
         Command::Apply {
-            broker, management, ..
-        } => run_apply(&topology, &broker, &management).await,
+            nodes, management, ..
+        } => run_apply(&topology, &nodes, &management).await,
         Command::Doctor {
             broker, management, ..
         } => run_doctor(&topology, &broker, &management).await,
@@ -65,12 +66,14 @@ fn check(topology: &Topology) -> Output {
 
 async fn run_apply(
     topology: &Topology,
-    broker: &arguments::Broker,
+    nodes: &arguments::Nodes,
     management: &arguments::Management,
 ) -> Result<Output, Error> {
     let management = management.open()?;
-    let connection = Connection::open(broker.amqp.expose(), NAME).await?;
+    let urls: Vec<_> = nodes.amqp.iter().map(Secret::expose).collect();
+    let connection = open_any(&urls).await?;
     let plan = Plan::new(topology, connection.version())?;
+    spread(&connection, &urls, NAME, &plan).await;
     let applied = match &management {
         Some(management) => apply_with(&connection, &plan, management).await,
         None => apply(&connection, &plan).await,
@@ -139,6 +142,18 @@ impl arguments::Management {
         let url = self.management.as_ref();
         url.map(|url| Management::new(url.expose())).transpose()
     }
+}
+
+/// Connects to the first node that answers. Clap has made sure that there is one.
+async fn open_any(urls: &[&str]) -> Result<Connection, Error> {
+    let first = urls.first().copied().unwrap_or_default();
+    let mut opened = Connection::open(first, NAME).await;
+    for url in urls.iter().skip(1) {
+        if opened.is_err() {
+            opened = Connection::open(url, NAME).await;
+        }
+    }
+    opened
 }
 
 async fn ask(url: &str) -> Result<Version, Error> {

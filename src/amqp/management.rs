@@ -92,9 +92,10 @@ impl Management {
         self.array(what, path).await
     }
 
-    /// Asks for the names of the cluster's nodes.
+    /// Asks for the names of the cluster's nodes, and whether they run.
     pub(super) async fn nodes(&self) -> Result<Vec<Value>, Error> {
-        self.array("nodes", "nodes?columns=name".to_owned()).await
+        self.array("nodes", "nodes?columns=name,running".to_owned())
+            .await
     }
 
     async fn array(&self, what: &str, path: String) -> Result<Vec<Value>, Error> {

@@ -10,6 +10,7 @@ pub(crate) mod error;
 #[cfg(feature = "management")]
 mod management;
 mod run_commands;
+mod spread;
 mod stream;
 
 pub use address::Address;
@@ -19,6 +20,7 @@ pub(crate) use connection::no_address;
 pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
 pub(crate) use run_commands::{QueueState, queue_state};
+pub use spread::spread;
 #[cfg(feature = "postgres")]
 pub(crate) use stream::ReadBudget;
 pub(crate) use stream::Repairs;

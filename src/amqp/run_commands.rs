@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use lapin::ErrorKind;
 use lapin::protocol::AMQPErrorKind;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::command::{Command, Counts};
 use super::connection::Connection;
@@ -15,11 +15,27 @@ use crate::Error;
 /// The number of channels. Each runs one command at a time, because a refusal closes the channel and
 /// must belong to one command. Eight keep a broker busy that starts quorum queues.
 const CHANNELS: usize = 8;
-/// How long the broker may take for one command.
-const OPERATION_LIMIT: Duration = Duration::from_secs(30);
-/// How often a command is tried that the broker refuses because a queue is unreachable.
-const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// How much time commands are given, and what ends them early.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// How long the broker may take for one command.
+    pub(super) limit: Duration,
+    /// How often a command is tried that the broker refuses because a queue is unreachable.
+    pub(super) attempts: u32,
+    /// Whether no further command is begun once an object is missing.
+    pub(super) until_missing: bool,
+}
+
+impl Patience {
+    /// For commands whose result matters.
+    const FULL: Self = Self {
+        limit: Duration::from_secs(30),
+        attempts: 6,
+        until_missing: false,
+    };
+}
 
 /// The broker's reply to a command.
 pub(super) type CommandResult = Result<Counts, Refusal>;
@@ -35,6 +51,11 @@ impl Refusal {
     pub(super) const ACCESS_REFUSED: u16 = 403;
     pub(super) const NOT_FOUND: u16 = 404;
     pub(super) const PRECONDITION_FAILED: u16 = 406;
+
+    /// Whether the object does not exist.
+    pub(super) fn is_missing(&self) -> bool {
+        self.code == Self::NOT_FOUND && !self.is_unreachable()
+    }
 
     /// Whether the queue exists and is unreachable, which may be temporary: the broker reports a queue
     /// that is electing a leader, or whose node is down, as "not found" with one of these texts.
@@ -81,7 +102,7 @@ pub(crate) async fn queue_state(
         Ok(Err(error)) => {
             return match refusal(&error) {
                 Some(refusal) if refusal.is_unreachable() => Ok(QueueState::Unreachable),
-                Some(refusal) if refusal.code == Refusal::NOT_FOUND => Ok(QueueState::Missing),
+                Some(refusal) if refusal.is_missing() => Ok(QueueState::Missing),
                 _ => Err(connection.failed(&command.to_string(), &error)),
             };
         }
@@ -93,7 +114,7 @@ pub(crate) async fn queue_state(
     // The answer is here. If the broker does not close the channel, it ends with its connection.
     tokio::spawn(async move {
         let closing = channel.close(200, "done".into());
-        let _ = timeout_at(Instant::now() + OPERATION_LIMIT, closing).await;
+        let _ = timeout(Patience::FULL.limit, closing).await;
     });
     Ok(state)
 }
@@ -107,9 +128,20 @@ pub(super) async fn run(
     commands: &[Command<'_>],
     deadline: Instant,
 ) -> Result<Vec<CommandResult>, Error> {
+    run_with(connection, commands, deadline, Patience::FULL).await
+}
+
+/// The same with less patience. If an object is missing and that ends the run, the results are those of the commands
+/// that were begun.
+pub(super) async fn run_with(
+    connection: &Connection,
+    commands: &[Command<'_>],
+    deadline: Instant,
+    patience: Patience,
+) -> Result<Vec<CommandResult>, Error> {
     let next = AtomicUsize::new(0);
     let channels = (0..CHANNELS.min(commands.len()))
-        .map(|_| run_on_channel(connection, commands, &next, deadline));
+        .map(|_| run_on_channel(connection, commands, &next, deadline, patience));
     let mut results: Vec<_> = try_join_all(channels)
         .await?
         .into_iter()
@@ -124,6 +156,7 @@ async fn run_on_channel(
     commands: &[Command<'_>],
     next: &AtomicUsize,
     deadline: Instant,
+    patience: Patience,
 ) -> Result<Vec<(usize, CommandResult)>, Error> {
     let mut channel = connection.channel(deadline).await?;
     let mut results = Vec::new();
@@ -136,7 +169,7 @@ async fn run_on_channel(
         };
         let mut pause = FIRST_PAUSE;
         for attempt in 1.. {
-            let limit = deadline.min(Instant::now() + OPERATION_LIMIT);
+            let limit = deadline.min(Instant::now() + patience.limit);
             let result = match timeout_at(limit, command.run(&channel)).await {
                 Ok(Ok(counts)) => Ok(counts),
                 Ok(Err(error)) => Err(refusal(&error)
@@ -149,10 +182,13 @@ async fn run_on_channel(
             if result.is_err() {
                 channel = connection.channel(deadline).await?;
             }
-            if attempt < ATTEMPTS && result.as_ref().is_err_and(Refusal::is_unreachable) {
+            if attempt < patience.attempts && result.as_ref().is_err_and(Refusal::is_unreachable) {
                 sleep(pause).await;
                 pause *= 2;
                 continue;
+            }
+            if patience.until_missing && result.as_ref().is_err_and(Refusal::is_missing) {
+                next.store(commands.len(), Ordering::Relaxed);
             }
             results.push((index, result));
             break;

@@ -102,7 +102,8 @@ impl Builder {
         }
     }
 
-    /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used.
+    /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used. Queues that are
+    /// missing are declared through all of them in turn, so that each node leads some.
     ///
     /// `amqps://` trusts what the system trusts, or the certificates in the file that the environment
     /// variable `SSL_CERT_FILE` names.

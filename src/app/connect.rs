@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::OnConnect;
 use crate::Error;
-use crate::amqp::{Address, Connection, Severity, apply, doctor, no_address};
+use crate::amqp::{Address, Connection, Severity, apply, doctor, no_address, spread};
 use crate::backoff::Backoff;
 use crate::error::BrokerError;
 use crate::observe::{Event, Observers, Purpose};
@@ -116,6 +116,8 @@ impl Connecting {
         match self.on_connect {
             OnConnect::Apply => {
                 let plan = Plan::new(&self.topology, connection.version())?;
+                let urls: Vec<_> = self.urls.iter().map(Secret::expose).collect();
+                spread(connection, &urls, &self.name, &plan).await;
                 let applied = apply(connection, &plan).await?;
                 if !applied.unreachable.is_empty() {
                     let queues = applied.unreachable.join(", ");

@@ -100,6 +100,10 @@ pub struct Queue {
     pub auto_delete: bool,
     /// Its arguments, always with `x-queue-type`.
     pub arguments: Arguments,
+    /// Queues of one share belong on one node of a cluster: those of the map's first tier are share 0, of the second
+    /// share 1, and so on.
+    #[serde(skip)]
+    pub(crate) share: usize,
 }
 
 /// A binding to declare.
@@ -176,20 +180,26 @@ impl Plan {
             tasks: BTreeMap::new(),
         };
         plan.exchange(names.tasks_exchange(), ExchangeKind::Direct, []);
-        for tier in topology.tiers() {
+        let tiers = topology.tiers();
+        for (share, tier) in tiers.iter().enumerate() {
             check_priorities(tier, broker)?;
-            plan.tier(&names, tier);
+            plan.tier(&names, tier, share);
         }
         for group in topology.groups() {
-            plan.quarantine(&names, &group.name);
+            // With the first tier of the group, so that the node of another one does not stop it.
+            let first = tiers
+                .iter()
+                .position(|it| group.tiers.first() == Some(&it.name));
+            plan.quarantine(&names, &group.name, first.unwrap_or_default());
         }
-        plan.unrouted(&names);
-        let delayed: Vec<_> = topology.tiers().iter().filter(|it| it.delays).collect();
-        if !delayed.is_empty() {
-            plan.long_ladder(&names, &delayed);
+        let of_no_tier = tiers.len();
+        plan.unrouted(&names, of_no_tier);
+        let delayed = tiers.iter().enumerate().filter(|(_, it)| it.delays);
+        if delayed.clone().next().is_some() {
+            plan.long_ladder(&names, delayed.clone().map(|(_, tier)| tier), of_no_tier);
         }
-        for tier in delayed {
-            plan.short_ladder(&names, tier);
+        for (share, tier) in delayed {
+            plan.short_ladder(&names, tier, share);
         }
         for tier in topology.tiers() {
             plan.retire(&names, tier);
@@ -203,13 +213,14 @@ impl Plan {
     }
 
     /// The tier's queue, and the exchange and queue for its dead letters.
-    fn tier(&mut self, names: &Names<'_>, tier: &Tier) {
+    fn tier(&mut self, names: &Names<'_>, tier: &Tier, share: usize) {
         let queue = names.queue(tier);
         let dead_letters = names.dead_letter_exchange(&tier.name);
         self.queue(
             queue.clone(),
             tier.home.queue_type(),
             tier_arguments(tier, &dead_letters),
+            share,
         );
         self.bind_queue(&names.tasks_exchange(), &queue, &tier.name);
 
@@ -218,7 +229,7 @@ impl Plan {
         self.exchange(dead_letters.clone(), ExchangeKind::Headers, []);
         let dead_letter_queue = names.dead_letter_queue(&tier.name);
         let expiry = ("x-message-ttl", milliseconds(tier.dlq.expiry));
-        self.last_resort(dead_letter_queue.clone(), tier.dlq.queue, [expiry]);
+        self.last_resort(dead_letter_queue.clone(), tier.dlq.queue, [expiry], share);
         self.bind(
             &dead_letters,
             &dead_letter_queue,
@@ -229,10 +240,10 @@ impl Plan {
     }
 
     /// Where a group's tasks wait that may kill their worker. Workers take them one at a time.
-    fn quarantine(&mut self, names: &Names<'_>, group: &str) {
+    fn quarantine(&mut self, names: &Names<'_>, group: &str, share: usize) {
         let queue = names.quarantine(group);
         let overflow = ("x-overflow", text("reject-publish"));
-        self.last_resort(queue.clone(), QueueType::Quorum, [overflow]);
+        self.last_resort(queue.clone(), QueueType::Quorum, [overflow], share);
         self.bind_queue(
             &names.tasks_exchange(),
             &queue,
@@ -242,18 +253,23 @@ impl Plan {
 
     /// The exchange and queue for delayed messages whose tier no longer exists: without them such
     /// messages would stay in their delay level.
-    fn unrouted(&mut self, names: &Names<'_>) {
+    fn unrouted(&mut self, names: &Names<'_>, share: usize) {
         let unrouted = names.unrouted();
         self.exchange(unrouted.clone(), ExchangeKind::Fanout, []);
-        self.last_resort(unrouted.clone(), QueueType::Quorum, []);
+        self.last_resort(unrouted.clone(), QueueType::Quorum, [], share);
         self.bind_queue(&unrouted, &unrouted, "");
     }
 
     /// The levels that all tiers share; they hand over to the top of each tier's own.
-    fn long_ladder(&mut self, names: &Names<'_>, tiers: &[&Tier]) {
+    fn long_ladder<'t>(
+        &mut self,
+        names: &Names<'_>,
+        tiers: impl Iterator<Item = &'t Tier>,
+        share: usize,
+    ) {
         let out = names.long_delay_out();
         for level in Level::long() {
-            self.level(level, |level| names.delay_level("", level), &out);
+            self.level(level, |level| names.delay_level("", level), &out, share);
         }
         self.ladder_end(names, &out);
         for tier in tiers {
@@ -263,10 +279,11 @@ impl Plan {
     }
 
     /// The tier's own levels; they end in its queue.
-    fn short_ladder(&mut self, names: &Names<'_>, tier: &Tier) {
+    fn short_ladder(&mut self, names: &Names<'_>, tier: &Tier, share: usize) {
         let out = names.delay_out(&tier.name);
         for level in Level::short() {
-            self.level(level, |level| names.delay_level(&tier.name, level), &out);
+            let name = |level| names.delay_level(&tier.name, level);
+            self.level(level, name, &out, share);
         }
         self.ladder_end(names, &out);
         self.bind_queue(&out, &names.queue(tier), "#");
@@ -291,7 +308,7 @@ impl Plan {
         self.retired.extend(retired);
     }
 
-    fn level(&mut self, level: Level, name: impl Fn(Level) -> String, out: &str) {
+    fn level(&mut self, level: Level, name: impl Fn(Level) -> String, out: &str, share: usize) {
         let here = name(level);
         let below = level.below().map_or_else(|| out.to_owned(), name);
         self.exchange(here.clone(), ExchangeKind::Topic, []);
@@ -301,7 +318,7 @@ impl Plan {
             ("x-dead-letter-exchange", text(&below)),
             ("x-dead-letter-strategy", text("at-least-once")),
         ];
-        self.queue(here.clone(), QueueType::Quorum, arguments);
+        self.queue(here.clone(), QueueType::Quorum, arguments, share);
         self.bind_queue(&here, &here, &level.binding_key(true));
         self.bind_exchange(&here, &below, &level.binding_key(false));
     }
@@ -322,12 +339,13 @@ impl Plan {
         name: String,
         queue: QueueType,
         arguments: [(&str, Argument); N],
+        share: usize,
     ) {
         let limit = match queue {
             QueueType::Classic => None,
             QueueType::Quorum => Some(("x-delivery-limit", Argument::Int(i32::MAX.into()))),
         };
-        self.queue(name, queue, arguments.into_iter().chain(limit));
+        self.queue(name, queue, arguments.into_iter().chain(limit), share);
     }
 
     fn exchange<const N: usize>(
@@ -350,6 +368,7 @@ impl Plan {
         name: String,
         queue: QueueType,
         arguments: impl IntoIterator<Item = (&'n str, Argument)>,
+        share: usize,
     ) {
         let mut arguments = collect(arguments);
         // Without it the type is the virtual host's default, which may differ or change.
@@ -359,6 +378,7 @@ impl Plan {
             durable: true,
             auto_delete: false,
             arguments,
+            share,
         });
     }
 

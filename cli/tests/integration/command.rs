@@ -195,6 +195,17 @@ fn a_url_in_the_wrong_place_is_named_without_its_password() {
 }
 
 #[tokio::test]
+async fn apply_takes_several_nodes_and_goes_on_without_one_that_is_down() {
+    let vhost = vhost().await;
+    let nodes = ["amqp://127.0.0.1:1", vhost.amqp_url()];
+    let [down, up] = nodes.map(|url| ["--amqp", url]);
+    let (code, out, _) = run(&[["apply", HOTEL], down, up].concat());
+    let applied = "110 exchanges, 112 queues and 219 bindings are there\n";
+    assert_eq!((code, out.as_str()), (0, applied));
+    assert_eq!(vhost.queue_names().await.unwrap().len(), 112);
+}
+
+#[tokio::test]
 async fn ten_processes_apply_at_once_and_all_succeed() {
     let vhost = vhost().await;
     let appliers: Vec<_> = (0..10)

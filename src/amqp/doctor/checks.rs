@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
-use super::{Finding, Severity};
+use super::{Finding, Severity, cluster};
 use crate::Topology;
 use crate::amqp::difference::{ArgumentDifference, Difference, ObjectKind};
 use crate::topology::Tier;
@@ -17,6 +17,7 @@ pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<
     findings.extend(bindings(topology, plan, snapshot));
     findings.extend(leftovers(topology, plan, snapshot));
     findings.extend(classic_in_cluster(topology, snapshot));
+    findings.extend(cluster::check(topology, plan, snapshot));
     findings.extend(idle_tiers(topology, snapshot));
     findings
 }
@@ -89,22 +90,37 @@ fn missing(plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
         .map(|name| (ObjectKind::Exchange, name))
         .chain(queues.map(|name| (ObjectKind::Queue, name)))
         .map(|(kind, name)| {
-            let (what, help) = match snapshot.unreachable.contains(name) {
-                true => (
-                    "cannot be reached: its node is down, or it has no leader",
-                    "start its nodes; if one never comes back, have the others forget it \
-                     (rabbitmqctl forget_cluster_node) and apply the file",
+            let (what, help) = match snapshot.unreachable.get(name) {
+                Some(down) if down.is_empty() => (
+                    "cannot be reached: its node is down, or it has no leader".to_owned(),
+                    START_ITS_NODES,
                 ),
-                false => ("is in the file and not on the broker", "apply the file"),
+                Some(down) => (
+                    format!("cannot be reached: {} down", is_or_are(down)),
+                    START_ITS_NODES,
+                ),
+                None => (
+                    "is in the file and not on the broker".to_owned(),
+                    "apply the file",
+                ),
             };
             Finding {
                 severity: Severity::Error,
                 object: format!("{kind} {name}"),
-                what: what.to_owned(),
+                what,
                 help: help.to_owned(),
             }
         })
         .collect()
+}
+
+const START_ITS_NODES: &str = "start its nodes; if one never comes back, have the others forget it (rabbitmqctl \
+                               forget_cluster_node) and apply the file";
+
+/// The names of nodes and the verb that follows them.
+pub(super) fn is_or_are(nodes: &[String]) -> String {
+    let verb = if nodes.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", nodes.join(", "))
 }
 
 fn is_absent(plan: &Plan, snapshot: &Snapshot) -> bool {
@@ -227,7 +243,7 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
 }
 
 fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
-    let nodes = snapshot.nodes.unwrap_or(1);
+    let nodes = snapshot.nodes.as_ref().map_or(1, Vec::len);
     let on_one_node = |tier: &&Tier| !tier.home.queue_type().is_replicated() && nodes > 1;
     let tiers = topology.tiers().iter().filter(on_one_node);
     tiers
@@ -261,9 +277,12 @@ fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::json;
 
     use super::super::snapshot::{ExchangeDetails, QueueDetails};
+    use super::super::tests::nodes;
     use super::*;
 
     fn hotel() -> (Topology, Plan) {
@@ -302,9 +321,9 @@ mod tests {
         Snapshot {
             exchanges: exchanges.collect(),
             queues: queues.collect(),
-            unreachable: BTreeSet::new(),
+            unreachable: BTreeMap::new(),
             bindings: Some(plan.bindings.iter().map(FoundBinding::from).collect()),
-            nodes: Some(1),
+            nodes: Some(nodes(1)),
         }
     }
 
@@ -333,7 +352,7 @@ mod tests {
     fn a_classic_tier_in_a_cluster_is_a_warning() {
         let (topology, plan) = hotel();
         let mut snapshot = healthy(&plan);
-        snapshot.nodes = Some(3);
+        snapshot.nodes = Some(nodes(3));
         let found = all(&topology, &plan, &snapshot);
         let found: Vec<_> = found
             .iter()
@@ -347,7 +366,9 @@ mod tests {
         let (topology, plan) = hotel();
         let mut snapshot = healthy(&plan);
         snapshot.queues.remove("hotel.high");
-        snapshot.unreachable.insert("hotel.high".to_owned());
+        snapshot
+            .unreachable
+            .insert("hotel.high".to_owned(), Vec::new());
         let found = all(&topology, &plan, &snapshot);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].object, "queue hotel.high");

@@ -1,6 +1,7 @@
 //! Compares the file with the live broker, and gives advice for each difference.
 
 pub(super) mod checks;
+mod cluster;
 mod policies;
 pub(super) mod snapshot;
 
@@ -120,12 +121,12 @@ fn not_checked(snapshot: &Snapshot) -> Vec<String> {
     let mut missing = Vec::new();
     if snapshot.bindings.is_none() {
         missing.push(
-            "arguments, bindings, policies, the number of nodes, and what is no longer in the \
+            "arguments, bindings, policies, the nodes and what they lead, and what is no longer in the \
              file: give the URL of the management API",
         );
     } else if snapshot.nodes.is_none() {
         missing.push(
-            "the number of nodes: give the user of the management API the tag \"monitoring\"",
+            "the nodes and what they lead: give the user of the management API the tag \"monitoring\"",
         );
     }
     missing.push(
@@ -181,5 +182,19 @@ impl fmt::Display for Severity {
             Severity::Warning => "warning",
             Severity::Error => "error",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::snapshot::FoundNode;
+
+    /// Nodes that run: `rabbit@1`, `rabbit@2` and so on.
+    pub(super) fn nodes(size: usize) -> Vec<FoundNode> {
+        let node = |number| FoundNode {
+            name: format!("rabbit@{number}"),
+            is_running: true,
+        };
+        (1..=size).map(node).collect()
     }
 }

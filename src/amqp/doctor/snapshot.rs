@@ -22,10 +22,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Snapshot {
     pub(crate) exchanges: BTreeMap<String, Option<ExchangeDetails>>,
     pub(crate) queues: BTreeMap<String, FoundQueue>,
-    /// Queues that are there, and of which nothing else is known.
-    pub(crate) unreachable: BTreeSet<String>,
+    /// Queues that are there and do not answer, each with those of its nodes that are known to be down.
+    pub(crate) unreachable: BTreeMap<String, Vec<String>>,
     pub(crate) bindings: Option<BTreeSet<FoundBinding>>,
-    pub(crate) nodes: Option<usize>,
+    pub(crate) nodes: Option<Vec<FoundNode>>,
+}
+
+/// A node of the broker's cluster.
+#[derive(Debug, Clone)]
+pub(crate) struct FoundNode {
+    pub(crate) name: String,
+    pub(crate) is_running: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -49,6 +56,12 @@ pub(crate) struct QueueDetails {
     pub(crate) policies: Vec<String>,
     /// The effective settings of all policies.
     pub(crate) policy: Map<String, Value>,
+    /// The node that leads it, as of some seconds ago; the only one that has it, if it is classic.
+    pub(crate) leader: Option<String>,
+    /// The nodes that have a copy of it.
+    pub(crate) members: Vec<String>,
+    /// Messages that the broker takes from it to their next queue, which has not confirmed them. No depth counts them.
+    pub(crate) in_transfer: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,6 +117,7 @@ impl Snapshot {
         management: &Management,
     ) -> Result<Self, Error> {
         let mut snapshot = Self::over_management(connection, management).await?;
+        snapshot.set_aside_unreachable();
         // The management API knows them as of some seconds ago.
         let names: Vec<String> = snapshot.queues.keys().cloned().collect();
         snapshot
@@ -144,14 +158,38 @@ impl Snapshot {
                 }
                 Err(refusal) => {
                     not_found(connection, command, &refusal)?;
-                    self.queues.remove(*name);
+                    let details = self.queues.remove(*name).and_then(|it| it.details);
                     if refusal.is_unreachable() {
-                        self.unreachable.insert((*name).to_owned());
+                        let members = details.map(|it| it.members).unwrap_or_default();
+                        let down = members.into_iter().filter(|it| self.is_down(it));
+                        let down = down.collect();
+                        self.unreachable.insert((*name).to_owned(), down);
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Takes out the queues whose nodes are all down. RabbitMQ 4.3.6 does not answer a question about a classic one for
+    /// more than 20 s.
+    #[cfg(feature = "management")]
+    fn set_aside_unreachable(&mut self) {
+        let queues = self.queues.iter().filter_map(|(name, queue)| {
+            let members = &queue.details.as_ref()?.members;
+            let are_down = !members.is_empty() && members.iter().all(|it| self.is_down(it));
+            are_down.then(|| (name.clone(), members.clone()))
+        });
+        self.unreachable = queues.collect();
+        let unreachable = &self.unreachable;
+        self.queues
+            .retain(|name, _| !unreachable.contains_key(name));
+    }
+
+    /// Whether a node is known not to run.
+    pub(crate) fn is_down(&self, node: &str) -> bool {
+        let mut nodes = self.nodes.iter().flatten();
+        nodes.any(|it| it.name == node && !it.is_running)
     }
 }
 
@@ -173,8 +211,8 @@ fn not_found(
 mod management {
     use super::*;
 
-    const QUEUE: &str =
-        "name,durable,arguments,policy,operator_policy,effective_policy_definition,exclusive";
+    const QUEUE: &str = "name,durable,arguments,policy,operator_policy,effective_policy_definition,exclusive,node,\
+                         leader,members,messages_dlx";
     const EXCHANGE: &str = "name,type,durable,arguments";
     const BINDING: &str = "source,destination,destination_type,routing_key,arguments";
 
@@ -195,11 +233,15 @@ mod management {
                     .filter(|queue| queue["exclusive"] != true)
                     .map(queue)
                     .collect(),
-                // Known when they are counted.
-                unreachable: BTreeSet::new(),
+                // Known when its nodes are, and when the others are counted.
+                unreachable: BTreeMap::new(),
                 bindings: Some(bindings.iter().map(binding).collect()),
                 // Seen by users with the tag `monitoring` only.
-                nodes: management.nodes().await.ok().map(|nodes| nodes.len()),
+                nodes: management
+                    .nodes()
+                    .await
+                    .ok()
+                    .map(|nodes| nodes.iter().map(node).collect()),
             })
         }
     }
@@ -213,7 +255,21 @@ mod management {
         (text(&value["name"]), Some(details))
     }
 
+    fn node(value: &Value) -> FoundNode {
+        FoundNode {
+            name: text(&value["name"]),
+            is_running: value["running"] == true,
+        }
+    }
+
     fn queue(value: &Value) -> (String, FoundQueue) {
+        // A classic queue has a node in place of a leader and members.
+        let leader = [&value["leader"], &value["node"]].into_iter().map(text);
+        let leader = leader.filter(|it| !it.is_empty()).next();
+        let members = match value["members"].as_array() {
+            Some(members) => members.iter().map(text).collect(),
+            None => leader.iter().cloned().collect(),
+        };
         let policies = [&value["policy"], &value["operator_policy"]];
         let details = QueueDetails {
             durable: value["durable"] == true,
@@ -224,6 +280,9 @@ mod management {
                 .filter(|policy| !policy.is_empty())
                 .collect(),
             policy: map(&value["effective_policy_definition"]),
+            leader,
+            members,
+            in_transfer: value["messages_dlx"].as_u64().unwrap_or_default(),
         };
         let queue = FoundQueue {
             details: Some(details),

@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::ConsumerSettings;
 use super::subscribe::AFTER_A_LOSS;
 use crate::Error;
-use crate::amqp::{Applied, Connection, apply};
+use crate::amqp::{Applied, Connection, apply, spread};
+use crate::secret::Secret;
 use crate::topology::plan::Plan;
 
 /// How long it may take: a slot waits for it.
@@ -49,8 +50,19 @@ impl ConsumerSettings {
         sleep(AFTER_A_LOSS).await;
         let (_, connection) = Connection::open_any(&self.urls, &self.connection_name).await?;
         let plan = Plan::new(&self.topology, connection.version())?;
-        let applied = apply(&connection, &plan).await;
+        let applied = self.declare(&connection, &plan).await;
         connection.close().await;
         applied
+    }
+
+    /// Declares a plan or a part of it, each queue through the node of its share.
+    pub(super) async fn declare(
+        &self,
+        connection: &Connection,
+        plan: &Plan,
+    ) -> Result<Applied, Error> {
+        let urls: Vec<_> = self.urls.iter().map(Secret::expose).collect();
+        spread(connection, &urls, &self.connection_name, plan).await;
+        apply(connection, plan).await
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::ConsumerSettings;
 use super::subscription::{NoSubscription, Subscription};
 use crate::Error;
-use crate::amqp::{Connection, apply};
+use crate::amqp::Connection;
 use crate::backoff::Backoff;
 use crate::topology::plan::Plan;
 
@@ -234,9 +234,9 @@ async fn declare(settings: &ConsumerSettings, connection: &Connection, queue: &s
         plan.retired.clear();
         plan.queues.retain(|it| it.name == queue);
         plan.bindings.retain(|it| it.destination == queue);
-        match apply(connection, &plan).await {
+        match settings.declare(connection, &plan).await {
             Ok(applied) => Ok(applied),
-            Err(_) => apply(connection, &whole).await,
+            Err(_) => settings.declare(connection, &whole).await,
         }
     };
     match declared.await {

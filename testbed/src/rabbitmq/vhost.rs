@@ -1,5 +1,6 @@
 //! A virtual host for one test.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -99,6 +100,18 @@ impl Vhost {
         Ok(queues
             .filter_map(|queue| queue["name"].as_str().map(str::to_owned))
             .collect())
+    }
+
+    /// The node that leads each queue, or that has it, if it is classic.
+    pub async fn leaders(&self) -> Result<BTreeMap<String, String>> {
+        let path = format!("queues/{}?columns=name,node,leader", self.name);
+        let listed = self.management.get(&path).await?;
+        let leader = |queue: &Value| {
+            let leader = queue["leader"].as_str().or(queue["node"].as_str())?;
+            Some((queue["name"].as_str()?.to_owned(), leader.to_owned()))
+        };
+        let queues = listed.as_array().into_iter().flatten();
+        Ok(queues.filter_map(leader).collect())
     }
 
     /// What a queue was declared with.

@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod apply;
+mod cluster;
 mod doctor;
 mod exported;
 mod login;

@@ -230,14 +230,15 @@ impl PublishConnection {
     }
 }
 
-/// Keeps one connection open, at first `connection` if there is one, and reports its state.
+/// Keeps one connection open, at first `connection` if there is one, and reports its state. `next` is the index of the
+/// address that comes first.
 pub(super) async fn keep_open(
     settings: Arc<Settings>,
+    mut next: usize,
     mut connection: Option<Arc<PublishConnection>>,
     report: impl Fn(State),
 ) {
     let purpose = Purpose::Publish;
-    let mut next = 0;
     let mut backoff = Backoff::new();
     loop {
         let current = match connection.take() {

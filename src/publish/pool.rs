@@ -40,10 +40,12 @@ pub(super) enum NoChannel {
 }
 
 impl Pool {
-    /// Keeps `size` connections open, of which `first`, if given, is open already.
+    /// Keeps `size` connections open, of which `first`, if given, is open already. `address` is the index of the address
+    /// that comes first.
     pub(super) fn open(
         settings: &Arc<Settings>,
         size: usize,
+        address: usize,
         mut first: Option<Connection>,
     ) -> Self {
         let not_yet = State::Down("the connection is being made".into());
@@ -63,8 +65,10 @@ impl Pool {
             let service = Service::new("publish connection", &settings.observers);
             let (settings, mut begin) = (Arc::clone(settings), begin);
             tasks.spawn(async move {
-                let keep_open =
-                    || connection::keep_open(Arc::clone(&settings), begin.take(), &report);
+                let keep_open = || {
+                    let settings = Arc::clone(&settings);
+                    connection::keep_open(settings, address, begin.take(), &report)
+                };
                 service.run(keep_open).await;
             });
         }

@@ -15,7 +15,7 @@ use super::connection::{Connections, Settings};
 use super::pool::{NoChannel, Pool};
 use crate::amqp::Connection;
 use crate::observe::Observers;
-use crate::topology::{Topology, Version};
+use crate::topology::{Group, Topology, Version};
 
 /// A pool for each worker group. It is opened by the first publish to a tier of the group.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Pools {
     /// The pool of each tier, by its name.
     of_tier: HashMap<String, usize>,
     pools: Vec<OnceLock<Pool>>,
+    /// The address that each pool connects to first: the node that leads the queue of the group's first tier.
+    first_addresses: Vec<usize>,
 }
 
 /// What is known of the broker.
@@ -49,6 +51,10 @@ impl Pools {
         for (index, group) in topology.groups().iter().enumerate() {
             of_tier.extend(group.tiers.iter().map(|tier| (tier.clone(), index)));
         }
+        let first_address = |group: &Group| {
+            let first = group.tiers.first();
+            first.map_or(0, |tier| topology.share_of(tier))
+        };
         let not_yet = Broker::NotReady("the connection is being made".into());
         let (broker, _) = watch::channel(not_yet);
         Self {
@@ -60,6 +66,7 @@ impl Pools {
             size,
             of_tier,
             pools: topology.groups().iter().map(|_| OnceLock::new()).collect(),
+            first_addresses: topology.groups().iter().map(first_address).collect(),
         }
     }
 
@@ -67,7 +74,7 @@ impl Pools {
     pub(super) fn ready(&self, connection: Connection) {
         let broker = Broker::Ready(connection.version());
         if let Some(first) = self.pools.first() {
-            first.get_or_init(|| self.open(Some(connection)));
+            first.get_or_init(|| self.open(0, Some(connection)));
         }
         self.settings.broker.send_replace(broker);
     }
@@ -82,11 +89,12 @@ impl Pools {
     pub(super) fn of(&self, tier: &str) -> &Pool {
         // Every tier of a map is in a group.
         let index = self.of_tier.get(tier).copied().unwrap_or_default();
-        self.pools[index].get_or_init(|| self.open(None))
+        self.pools[index].get_or_init(|| self.open(index, None))
     }
 
-    fn open(&self, first: Option<Connection>) -> Pool {
-        Pool::open(&self.settings, self.size, first)
+    fn open(&self, index: usize, first: Option<Connection>) -> Pool {
+        let address = self.first_addresses[index];
+        Pool::open(&self.settings, self.size, address, first)
     }
 
     pub(super) fn broker(&self) -> Broker {

@@ -209,6 +209,13 @@ impl Topology {
         self.tiers().iter().find(|tier| tier.name == name)
     }
 
+    /// Which of a cluster's nodes the queues of a tier are declared through, and its clients connect to first: the tier's
+    /// place in the file, counted round the addresses of the nodes.
+    pub(crate) fn share_of(&self, tier: &str) -> usize {
+        let place = self.tiers().iter().position(|it| it.name == tier);
+        place.unwrap_or_default()
+    }
+
     /// The groups, in the order of the file.
     pub fn groups(&self) -> &[Group] {
         &self.content.groups

@@ -187,9 +187,7 @@ impl Plan {
         }
         for group in topology.groups() {
             // With the first tier of the group, so that the node of another one does not stop it.
-            let first = tiers
-                .iter()
-                .position(|it| group.tiers.first() == Some(&it.name));
+            let first = group.tiers.first().map(|tier| topology.share_of(tier));
             plan.quarantine(&names, &group.name, first.unwrap_or_default());
         }
         let of_no_tier = tiers.len();

@@ -1,4 +1,4 @@
-//! The connection that the sources of a group share: made, lost, and made again.
+//! The connection of a tier, which the first tier of a group shares with its quarantine: made, lost, and made again.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -37,15 +37,16 @@ struct Shared {
 type Current = Option<Arc<Connection>>;
 
 impl ConsumerConnection {
-    /// Connects in the background, for ever.
-    pub(super) fn keep(settings: Arc<ConsumerSettings>, group: &str) -> Self {
+    /// Connects in the background, for ever. The node that leads the tier's queue comes first.
+    pub(super) fn keep(settings: Arc<ConsumerSettings>, group: &str, tier: &str) -> Self {
         let (sender, current) = watch::channel(None);
         let (reports, reported) = mpsc::channel(REPORTS);
         let draining = CancellationToken::new();
         let keep_connected = KeepConnected {
-            name: format!("{} {group}", settings.connection_name),
+            name: format!("{} {group} {tier}", settings.connection_name),
             group: group.to_owned(),
-            next_url: 0,
+            tier: tier.to_owned(),
+            next_url: settings.topology.share_of(tier),
             backoff: Backoff::new(),
             settings,
             sender,
@@ -116,6 +117,7 @@ struct KeepConnected {
     settings: Arc<ConsumerSettings>,
     name: String,
     group: String,
+    tier: String,
     /// Which of the broker's addresses is tried next.
     next_url: usize,
     /// It outlives connections: one that is made and lost again at once must not be made again at once.
@@ -146,7 +148,8 @@ impl KeepConnected {
             self.sender.send_replace(None);
             // A node that is frozen accepts connections and says nothing: another comes first.
             self.next_url += 1;
-            tracing::warn!(group = self.group, cause, "the connection is lost");
+            let (group, tier) = (&self.group, &self.tier);
+            tracing::warn!(group, tier, cause, "the connection is lost");
             let (purpose, cause) = (Purpose::Work, &cause);
             let observers = &self.settings.observers;
             observers.emit(&Event::Disconnected { purpose, cause });
@@ -161,13 +164,18 @@ impl KeepConnected {
         match Connection::open(url.expose(), &self.name).await {
             Ok(connection) => {
                 let address = &connection.address().to_string();
-                tracing::info!(group = self.group, address, "connected");
+                tracing::info!(group = self.group, tier = self.tier, address, "connected");
                 observers.emit(&Event::Connected { purpose, address });
                 Some(connection)
             }
             Err(error) => {
                 let cause = &error.to_string();
-                tracing::warn!(group = self.group, cause, "cannot connect");
+                tracing::warn!(
+                    group = self.group,
+                    tier = self.tier,
+                    cause,
+                    "cannot connect"
+                );
                 observers.emit(&Event::ConnectFailed { purpose, cause });
                 self.next_url += 1;
                 None

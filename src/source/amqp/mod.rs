@@ -50,19 +50,24 @@ pub(crate) struct ConsumerSettings {
     pub(crate) redeclared: Redeclared,
 }
 
-/// The sources of a group: its quarantine, then a queue for each of its tiers.
+/// The sources of a group: its quarantine, then a queue for each of its tiers. Each tier has a connection of its own, so
+/// that neither a node nor a large message of one tier holds up the deliveries of another.
 pub(crate) fn sources(
     settings: &Arc<ConsumerSettings>,
     group: &topology::Group,
 ) -> Vec<Box<dyn Source>> {
-    let connection = ConsumerConnection::keep(settings.clone(), &group.name);
-    let quarantine = Quarantine::new(settings, group, connection.clone());
-    let mut sources: Vec<Box<dyn Source>> = vec![Box::new(quarantine)];
+    let mut sources: Vec<Box<dyn Source>> = Vec::new();
     for (index, name) in group.tiers.iter().enumerate() {
-        if let Some(tier) = settings.topology.tier(name) {
-            let queue = Queue::new(settings, group, index, tier, connection.clone());
-            sources.push(Box::new(queue));
+        let Some(tier) = settings.topology.tier(name) else {
+            continue;
+        };
+        let connection = ConsumerConnection::keep(settings.clone(), &group.name, name);
+        if sources.is_empty() {
+            let quarantine = Quarantine::new(settings, group, connection.clone());
+            sources.push(Box::new(quarantine));
         }
+        let queue = Queue::new(settings, group, index, tier, connection);
+        sources.push(Box::new(queue));
     }
     sources
 }

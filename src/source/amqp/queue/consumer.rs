@@ -78,7 +78,7 @@ impl Queue {
         let name = &self.settings.connection_name;
         let addresses = Addresses {
             name: format!("{name} {} {}", self.group, self.name),
-            next_url: 0,
+            next_url: self.settings.topology.share_of(&self.name),
         };
         let consume_on = match self.connection.current() {
             _ if self.has_own_connection => ConsumeOn::OwnConnection(addresses),

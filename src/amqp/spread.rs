@@ -83,7 +83,7 @@ pub async fn spread(connection: &Connection, urls: &[&str], name: &str, plan: &P
 enum Node<'a> {
     /// The one that the caller has.
     Main(&'a Connection),
-    Other(Connection),
+    Other(Box<Connection>),
 }
 
 impl Node<'_> {
@@ -117,7 +117,7 @@ async fn open<'a>(main: &'a Connection, url: &str, name: &str) -> Option<Node<'a
         return None;
     }
     let cause = match timeout(OPEN_LIMIT, Connection::open(url, name)).await {
-        Ok(Ok(connection)) => return Some(Node::Other(connection)),
+        Ok(Ok(connection)) => return Some(Node::Other(Box::new(connection))),
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", OPEN_LIMIT.as_secs()),
     };

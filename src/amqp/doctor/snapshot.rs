@@ -264,8 +264,8 @@ mod management {
 
     fn queue(value: &Value) -> (String, FoundQueue) {
         // A classic queue has a node in place of a leader and members.
-        let leader = [&value["leader"], &value["node"]].into_iter().map(text);
-        let leader = leader.filter(|it| !it.is_empty()).next();
+        let mut names = [&value["leader"], &value["node"]].into_iter().map(text);
+        let leader = names.find(|it| !it.is_empty());
         let members = match value["members"].as_array() {
             Some(members) => members.iter().map(text).collect(),
             None => leader.iter().cloned().collect(),

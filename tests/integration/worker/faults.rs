@@ -197,9 +197,11 @@ async fn a_task_that_fails_after_its_connection_was_lost_is_retried_once() {
     let working = Working::begin(MAP, yard.failing_at_first()).await;
     publish(&working, 0..2).await;
     working.heard.until("started", 4).await;
-    let closing = async { while working.vhost.close_connections(" all").await.unwrap() == 0 {} };
-    tokio::time::timeout(PATIENCE, closing).await.unwrap();
-    working.heard.until("disconnected Work", 1).await;
+    for tier in [" all first", " all second"] {
+        let closing = async { while working.vhost.close_connections(tier).await.unwrap() == 0 {} };
+        tokio::time::timeout(PATIENCE, closing).await.unwrap();
+    }
+    working.heard.until("disconnected Work", 2).await;
     // The publishers are connected: the retries are stored before there is a consumer again.
     yard.open.add_permits(1_000);
     working.heard.until("done", 4).await;

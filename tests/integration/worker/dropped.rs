@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tierline::task::blocking;
-use tierline::{Context, Registry, Task, TaskOptions, Tierline, Topology};
+use tierline::{Context, Registry, TaskOptions, Tierline, Topology};
 use tierline_testbed::vhost;
 use tokio::sync::{mpsc, oneshot};
 
 use super::PATIENCE;
+use super::tasks::{Dig, Fill};
 
 const MAP: &str = r#"
     app = "yard"
@@ -28,20 +28,6 @@ const MAP: &str = r#"
     dig = "first"
     fill = "second"
 "#;
-
-#[derive(Serialize, Deserialize)]
-struct Dig {}
-
-impl Task for Dig {
-    const NAME: &'static str = "dig";
-}
-
-#[derive(Serialize, Deserialize)]
-struct Fill {}
-
-impl Task for Fill {
-    const NAME: &'static str = "fill";
-}
 
 /// Counts the handlers that run, and says of each that starts how many others run.
 #[derive(Clone)]

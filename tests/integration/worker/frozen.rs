@@ -1,11 +1,11 @@
 //! A node of a cluster that hangs.
 
-use serde::{Deserialize, Serialize};
-use tierline::{Registry, Task, Tierline, Topology};
+use tierline::{Tierline, Topology};
 use tierline_testbed::Cluster;
 use tokio::sync::oneshot;
 
 use super::Heard;
+use super::tasks::registry;
 
 /// As many tiers as the cluster has nodes.
 const MAP: &str = r#"
@@ -29,25 +29,6 @@ const MAP: &str = r#"
 "#;
 
 const TASKS: [(&str, &str); 3] = [("first", "dig"), ("second", "fill"), ("third", "rake")];
-
-macro_rules! tasks {
-    ($registry:ident: $($task:ident = $name:literal),*) => {$(
-        #[derive(Serialize, Deserialize)]
-        struct $task {}
-
-        impl Task for $task {
-            const NAME: &'static str = $name;
-        }
-
-        $registry.register::<$task, _>(async |_: $task| {}).unwrap();
-    )*};
-}
-
-fn registry() -> Registry {
-    let mut registry = Registry::new();
-    tasks!(registry: Dig = "dig", Fill = "fill", Rake = "rake");
-    registry
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_node_of_three_stops_a_third_of_the_tiers() {

@@ -1,11 +1,10 @@
 //! A tier whose quorum queue has no leader. The broker answers its consumers with the end of their whole
 //! connection.
 
-use serde::{Deserialize, Serialize};
-use tierline::{Registry, Task};
 use tierline_testbed::Broker;
 
 use super::Working;
+use super::tasks::{Dig, Fill, Rake, registry};
 
 /// The tier without a leader is between two others.
 const MAP: &str = r#"
@@ -24,35 +23,6 @@ const MAP: &str = r#"
     fill = "second"
     rake = "third"
 "#;
-
-#[derive(Serialize, Deserialize)]
-struct Dig {}
-
-impl Task for Dig {
-    const NAME: &'static str = "dig";
-}
-
-#[derive(Serialize, Deserialize)]
-struct Fill {}
-
-impl Task for Fill {
-    const NAME: &'static str = "fill";
-}
-
-#[derive(Serialize, Deserialize)]
-struct Rake {}
-
-impl Task for Rake {
-    const NAME: &'static str = "rake";
-}
-
-fn registry() -> Registry {
-    let mut registry = Registry::new();
-    registry.register::<Dig, _>(async |_: Dig| {}).unwrap();
-    registry.register::<Fill, _>(async |_: Fill| {}).unwrap();
-    registry.register::<Rake, _>(async |_: Rake| {}).unwrap();
-    registry
-}
 
 /// Stops, or starts again, the only member of the queue of the tier `second`.
 async fn steer_second(broker: &Broker, vhost: &str, how: &str) {

@@ -15,6 +15,7 @@ mod outcomes;
 mod quarantine;
 mod reconnect;
 mod shutdown;
+mod tasks;
 mod unrouted;
 mod versions;
 

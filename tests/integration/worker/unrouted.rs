@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeleteOptions};
 use lapin::{BasicProperties, Channel, ConnectionProperties};
-use serde::{Deserialize, Serialize};
 use tierline::error::PublishError;
 use tierline::message::DeadReason;
-use tierline::{Error, Registry, Task, Tierline, Topology};
+use tierline::{Error, Tierline, Topology};
 use tierline_testbed::{Cluster, Node, Vhost, vhost};
 use tokio::sync::oneshot;
 
+use super::tasks::{Dig, Fill, registry};
 use super::{Heard, Working, take_dead};
 
 const MAP: &str = r#"
@@ -29,27 +29,6 @@ const MAP: &str = r#"
     dig = "first"
     fill = "second"
 "#;
-
-#[derive(Serialize, Deserialize)]
-struct Dig {}
-
-impl Task for Dig {
-    const NAME: &'static str = "dig";
-}
-
-#[derive(Serialize, Deserialize)]
-struct Fill {}
-
-impl Task for Fill {
-    const NAME: &'static str = "fill";
-}
-
-fn registry() -> Registry {
-    let mut registry = Registry::new();
-    registry.register::<Dig, _>(async |_: Dig| {}).unwrap();
-    registry.register::<Fill, _>(async |_: Fill| {}).unwrap();
-    registry
-}
 
 async fn channel(vhost: &Vhost) -> Channel {
     let properties = ConnectionProperties::default();

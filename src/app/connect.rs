@@ -64,7 +64,7 @@ impl Connecting {
             if !error.is_transient() || begin.elapsed() + pause >= limit {
                 return Err(error);
             }
-            self.report(&error);
+            self.report(&error, &mut backoff);
             tokio::time::sleep(pause).await;
         }
     }
@@ -80,7 +80,7 @@ impl Connecting {
             match attempted {
                 Ok((_, connection)) => return publisher.ready(connection),
                 Err(error) => {
-                    self.report(&error);
+                    self.report(&error, &mut backoff);
                     publisher.not_ready(&error.to_string());
                 }
             }
@@ -89,9 +89,12 @@ impl Connecting {
         }
     }
 
-    fn report(&self, error: &Error) {
+    fn report(&self, error: &Error, backoff: &mut Backoff) {
         let cause = error.to_string();
-        tracing::warn!(%cause, "could not connect to the broker");
+        match backoff.is_worth_a_warning() {
+            true => tracing::warn!(%cause, "cannot connect to the broker, trying again"),
+            false => tracing::debug!(%cause, "cannot connect to the broker, trying again"),
+        }
         self.observers.emit(&Event::ConnectFailed {
             purpose: Purpose::Publish,
             cause: &cause,

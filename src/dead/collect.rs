@@ -200,7 +200,7 @@ impl Collector {
         while !ending.is_over() {
             // Without a database it would hold messages that other collectors could log.
             if let Err(error) = self.ask_database().await {
-                self.failed(&error);
+                self.failed(&error, &mut database_pause);
                 ending.unless_over(database_pause.pause()).await;
                 continue;
             }
@@ -270,10 +270,13 @@ impl Collector {
         })
     }
 
-    fn failed(&self, error: &Error) {
+    fn failed(&self, error: &Error, pause: &mut Backoff) {
         let cause = &error.to_string();
         self.observers.emit(&Event::CollectFailed { cause });
-        tracing::warn!(%error, "cannot log dead letters; they stay in their queues");
+        match pause.is_worth_a_warning() {
+            true => tracing::warn!(%error, "cannot log dead letters; they stay in their queues"),
+            false => tracing::debug!(%error, "cannot log dead letters; they stay in their queues"),
+        }
     }
 
     /// Collects on one connection. `Ok`: shutdown was requested.
@@ -346,7 +349,7 @@ impl Collector {
         loop {
             match log::write(&self.database, self.topology.app(), entries).await {
                 Ok(written) => return Ok(Some(written)),
-                Err(error) => self.failed(&error),
+                Err(error) => self.failed(&error, &mut pause),
             }
             ending.unless_over(pause.pause()).await;
             if ending.is_over() {

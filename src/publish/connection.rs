@@ -289,7 +289,10 @@ async fn connect(
             Ok(connection) => return connection,
             Err(error) => error.to_string(),
         };
-        tracing::warn!(%cause, "could not connect to the broker for publishing");
+        match backoff.is_worth_a_warning() {
+            true => tracing::warn!(%cause, "cannot connect for publishing, trying again"),
+            false => tracing::debug!(%cause, "cannot connect for publishing, trying again"),
+        }
         report(State::Down(cause.as_str().into()));
         settings.observers.emit(&Event::ConnectFailed {
             purpose: Purpose::Publish,

@@ -170,12 +170,11 @@ impl KeepConnected {
             }
             Err(error) => {
                 let cause = &error.to_string();
-                tracing::warn!(
-                    group = self.group,
-                    tier = self.tier,
-                    cause,
-                    "cannot connect"
-                );
+                let (group, tier) = (&self.group, &self.tier);
+                match self.backoff.is_worth_a_warning() {
+                    true => tracing::warn!(group, tier, cause, "cannot connect, trying again"),
+                    false => tracing::debug!(group, tier, cause, "cannot connect, trying again"),
+                }
                 observers.emit(&Event::ConnectFailed { purpose, cause });
                 self.next_url += 1;
                 None

@@ -33,6 +33,8 @@ const END_AFTER_DROP: Duration = Duration::from_secs(2);
 const LIMITED_HEARTBEAT: u16 = 30;
 /// How long the broker may take to close a connection.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// How late the broker may answer a command that was given up. It was seen to take more than a minute.
+const LATE_ANSWER: Duration = Duration::from_secs(300);
 
 /// An open connection to a broker whose version is known. It closes when it is dropped.
 ///
@@ -129,12 +131,12 @@ impl Connection {
         })
     }
 
-    /// Connects to the first of `urls` that answers, and returns its index.
-    pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<(usize, Self), Error> {
+    /// Connects to the first of `urls` that answers.
+    pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<Self, Error> {
         let mut refused = no_address();
-        for (index, url) in urls.iter().enumerate() {
+        for url in urls {
             match Self::open(url.expose(), name).await {
-                Ok(connection) => return Ok((index, connection)),
+                Ok(connection) => return Ok(connection),
                 Err(error) => refused = error,
             }
         }
@@ -281,6 +283,15 @@ impl Drop for Connection {
             Err(_) => abandoned.cancel(),
         }
     }
+}
+
+/// Closes a channel whose last command got no answer. Otherwise the broker may carry the command out later: a consumer that
+/// no code reads from would keep as many messages as its prefetch allows, for as long as its connection lives.
+pub(crate) fn close_unanswered(channel: Channel) {
+    tokio::spawn(async move {
+        let closing = channel.close(200, "no answer".into());
+        let _ = timeout(LATE_ANSWER, closing).await;
+    });
 }
 
 fn check_frame_max(connection: &lapin::Connection, address: &Address) {

@@ -16,7 +16,7 @@ mod stream;
 pub use address::Address;
 pub use apply::{Applied, apply};
 pub use connection::Connection;
-pub(crate) use connection::no_address;
+pub(crate) use connection::{close_unanswered, no_address};
 pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
 pub(crate) use run_commands::{QueueState, queue_state};

@@ -84,6 +84,8 @@ pub(crate) enum QueueState {
     /// It exists and does not answer: its node is down, or it has no leader.
     Unreachable,
     Missing,
+    /// The user may not ask. From RabbitMQ 4 on a passive declare needs a permission on the queue.
+    NotAllowed,
 }
 
 /// Asks the broker for the state of a queue. A queue without an answer at the deadline is unreachable.
@@ -103,6 +105,9 @@ pub(crate) async fn queue_state(
             return match refusal(&error) {
                 Some(refusal) if refusal.is_unreachable() => Ok(QueueState::Unreachable),
                 Some(refusal) if refusal.is_missing() => Ok(QueueState::Missing),
+                Some(refusal) if refusal.code == Refusal::ACCESS_REFUSED => {
+                    Ok(QueueState::NotAllowed)
+                }
                 _ => Err(connection.failed(&command.to_string(), &error)),
             };
         }

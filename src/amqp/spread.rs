@@ -59,11 +59,23 @@ pub async fn spread(connection: &Connection, urls: &[&str], name: &str, plan: &P
         return;
     }
     let nodes = urls.iter().map(|url| open(connection, url, name));
-    let nodes: Vec<_> = join_all(nodes).await.into_iter().flatten().collect();
-    if nodes.len() > 1 {
-        let shares = nodes.iter().enumerate().map(|(index, node)| {
-            let is_its = |share: usize| share % nodes.len() == index;
-            let queues = plan.queues.iter().filter(move |it| is_its(it.share));
+    let nodes = join_all(nodes).await;
+    let answered: Vec<usize> = (0..nodes.len()).filter(|it| nodes[*it].is_some()).collect();
+    // By its place among all addresses, where clients look for it first. The shares of nodes that do not answer are
+    // spread over the others.
+    let index_of = |share: usize| match share % nodes.len() {
+        index if nodes[index].is_some() => index,
+        _ => answered[share % answered.len()],
+    };
+    if answered.len() > 1 {
+        let shares = nodes.iter().enumerate().filter_map(|(index, node)| {
+            let node = node.as_ref()?;
+            let queues = plan.queues.iter();
+            let queues = queues.filter(|it| index_of(it.share) == index);
+            Some((node, queues.collect::<Vec<_>>()))
+        });
+        let shares = shares.map(|(node, queues)| {
+            let queues = queues.into_iter();
             declare(
                 node.connection(),
                 queues.map(Command::DeclareQueue).collect(),
@@ -71,7 +83,7 @@ pub async fn spread(connection: &Connection, urls: &[&str], name: &str, plan: &P
         });
         join_all(shares).await;
     }
-    let others = nodes.into_iter().filter_map(|node| match node {
+    let others = nodes.into_iter().flatten().filter_map(|node| match node {
         Node::Main(_) => None,
         Node::Other(connection) => Some(connection.close()),
     });

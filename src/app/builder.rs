@@ -316,10 +316,8 @@ impl Builder {
     /// small, or leads to another virtual host; [`Error::InvalidDuration`].
     pub async fn connect(self) -> Result<Tierline, Error> {
         let limit = self.connect_timeout;
-        let (mut app, connecting) = self.build()?;
-        let (answered, connection) = connecting.within(limit).await?;
-        // Workers begin with the address that answered.
-        app.work.urls.rotate_left(answered);
+        let (app, connecting) = self.build()?;
+        let connection = connecting.within(limit).await?;
         app.publisher.ready(connection);
         Ok(app)
     }

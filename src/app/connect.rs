@@ -48,11 +48,11 @@ impl Connecting {
         urls.try_for_each(|url| url.expose().parse::<Address>().map(drop))
     }
 
-    /// Tries all addresses in turn until one answers, for `limit`. Returns the address's index.
+    /// Tries all addresses in turn until one answers, for `limit`.
     ///
     /// # Errors
     /// What the last attempt met. A failure that does not pass by itself is returned at once.
-    pub(super) async fn within(&self, limit: Duration) -> Result<(usize, Connection), Error> {
+    pub(super) async fn within(&self, limit: Duration) -> Result<Connection, Error> {
         let begin = Instant::now();
         let mut backoff = Backoff::new();
         loop {
@@ -78,7 +78,7 @@ impl Connecting {
                 return;
             };
             match attempted {
-                Ok((_, connection)) => return publisher.ready(connection),
+                Ok(connection) => return publisher.ready(connection),
                 Err(error) => {
                     self.report(&error, &mut backoff);
                     publisher.not_ready(&error.to_string());
@@ -102,17 +102,17 @@ impl Connecting {
     }
 
     /// Connects to the first address that answers, and prepares the broker.
-    async fn attempt(&self) -> Result<(usize, Connection), Error> {
-        let (answered, connection) = Connection::open_any(&self.urls, &self.name).await?;
+    async fn attempt(&self) -> Result<Connection, Error> {
+        let connection = Connection::open_any(&self.urls, &self.name).await?;
         self.prepare(&connection).await?;
         #[cfg(feature = "deadpool-lapin")]
         if let Some(AppPool { pool, known }) = &self.pool {
             let known = known.get_or_init(|| (connection.address().clone(), connection.version()));
             let pooled = Connection::from_pool(pool, known).await?;
             connection.close().await;
-            return Ok((answered, pooled));
+            return Ok(pooled);
         }
-        Ok((answered, connection))
+        Ok(connection)
     }
 
     async fn prepare(&self, connection: &Connection) -> Result<(), Error> {

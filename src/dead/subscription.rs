@@ -8,7 +8,7 @@ use lapin::{Channel, Consumer};
 use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
-use crate::amqp::{Connection, ReadBudget, Repairs};
+use crate::amqp::{Connection, ReadBudget, Repairs, close_unanswered};
 use crate::message::Repaired;
 use crate::secret::Secret;
 
@@ -154,6 +154,9 @@ async fn consume(
     match timeout_at(deadline, consuming).await {
         Ok(Ok(consumer)) => Ok((channel, consumer, None)),
         Ok(Err(error)) => Err(refused(failed(&error.to_string()), false)),
-        Err(_) => Err(refused(failed("the broker did not answer in time"), true)),
+        Err(_) => {
+            close_unanswered(channel.clone());
+            Err(refused(failed("the broker did not answer in time"), true))
+        }
     }
 }

@@ -18,9 +18,9 @@ use crate::{Error, TaskId};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often a message is sent again that was returned although its queue is there. The queue's node may have come
+/// How often a message is sent again that was returned although its queue may be there. The queue's node may have come
 /// back in that moment; otherwise the binding is missing, which only applying the topology mends.
-const RETURNED_FROM_AVAILABLE: u32 = 3;
+const RETURNED_AT_MOST: u32 = 3;
 
 /// A message, and how long the publisher tries to send it.
 pub(super) struct PublishAttempt {
@@ -41,6 +41,8 @@ pub(super) enum SendFailure {
     Down(String),
     /// This queue does not answer: its node is down, or it has no leader.
     QueueDown(String),
+    /// The broker returned it although this queue may be there.
+    Returned(String),
 }
 
 impl Inner {
@@ -72,23 +74,29 @@ impl Inner {
             ..
         } = attempt;
         let mut pause = FIRST_PAUSE;
-        let mut returned_from_available = 0;
+        let mut times_returned = 0;
+        let mut queue_down: Option<String> = None;
         // An attempt without a confirm may have stored the message, whatever the later ones say.
         let mut lost: Option<SendFailure> = None;
         loop {
             let met = match attempted.take() {
                 Some(met) => met,
-                None => self.try_once(message, *deadline).await,
+                None => match queue_down.take() {
+                    // The message is not sent as long as the answer is known.
+                    Some(queue) if self.is_down(message, &queue, *deadline).await => {
+                        Err(SendFailure::QueueDown(queue))
+                    }
+                    _ => self.try_once(message, *deadline).await,
+                },
             };
             let failure = match met {
                 Ok(SendOutcome::Confirmed) => return Ok(()),
                 Ok(SendOutcome::Unroutable) => {
-                    match self
-                        .why_returned(message, *deadline, &mut returned_from_available)
-                        .await
-                    {
-                        Some(failure) => failure,
-                        None => {
+                    times_returned += 1;
+                    match self.why_returned(message, *deadline).await {
+                        Some(failure) if times_returned <= RETURNED_AT_MOST => failure,
+                        Some(failure @ SendFailure::QueueDown(_)) => failure,
+                        _ => {
                             // The queue may have been there when an earlier attempt got no answer.
                             let lost = lost.map(|lost| lost.into_error(id.clone()));
                             return Err(lost.unwrap_or_else(|| self.unroutable(attempt)));
@@ -104,8 +112,10 @@ impl Inner {
             if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
                 return Err(lost.unwrap_or(failure).into_error(id.clone()));
             }
-            if is_lost {
-                lost = Some(failure);
+            match failure {
+                SendFailure::Lost(_) => lost = Some(failure),
+                SendFailure::QueueDown(queue) => queue_down = Some(queue),
+                _ => {}
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -131,23 +141,27 @@ impl Inner {
         &self,
         message: &OutgoingMessage,
         deadline: Instant,
-        returned_from_available: &mut u32,
     ) -> Option<SendFailure> {
         let queue = self.destination_queue(message)?;
-        match self
+        let state = self
             .lookups
-            .state(&self.pools, &message.tier, &queue, deadline)
-            .await
-        {
+            .state(&self.pools, &message.tier, &queue, deadline);
+        match state.await {
             Ok(QueueState::Missing) => None,
             Ok(QueueState::Unreachable) => Some(SendFailure::QueueDown(queue)),
-            Ok(QueueState::Available { .. }) => {
-                *returned_from_available += 1;
-                let may_be_back = *returned_from_available <= RETURNED_FROM_AVAILABLE;
-                may_be_back.then_some(SendFailure::QueueDown(queue))
+            Ok(QueueState::Available { .. } | QueueState::NotAllowed) => {
+                Some(SendFailure::Returned(queue))
             }
             Err(failure) => Some(failure),
         }
+    }
+
+    /// Whether a queue still does not answer.
+    async fn is_down(&self, message: &OutgoingMessage, queue: &str, deadline: Instant) -> bool {
+        let state = self
+            .lookups
+            .state(&self.pools, &message.tier, queue, deadline);
+        matches!(state.await, Ok(QueueState::Unreachable))
     }
 
     /// The queue that a message is stored in, if it is the queue of a tier or of its dead letters. Other queues are
@@ -210,6 +224,10 @@ impl SendFailure {
             SendFailure::Refused => Error::Publish(PublishError::Refused { id }),
             SendFailure::Blocked => Error::Publish(PublishError::Blocked { id }),
             SendFailure::QueueDown(queue) => Error::Publish(PublishError::QueueDown {
+                id,
+                queue: queue.into(),
+            }),
+            SendFailure::Returned(queue) => Error::Publish(PublishError::Unroutable {
                 id,
                 queue: queue.into(),
             }),

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 pub(crate) const QUARANTINE_FROM: u32 = 2;
 /// How long the broker may take to carry out an acknowledgement. Nothing tells when it has.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(100);
-/// How long a crash count waits for suspects that run. Most killers end their process within that time; the tasks
+/// How long a crash count waits for suspects that run, and suspects for crash counts. Most killers end their process within that time; the tasks
 /// that wait have killed nobody, most of them.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -38,6 +38,8 @@ struct State {
     running: usize,
     /// Crash counts that are being stored, or about to be.
     counting: usize,
+    /// Since when there are any.
+    counting_since: Option<Instant>,
     /// When the last delivery was acknowledged after its count was stored.
     counted_at: Option<Instant>,
 }
@@ -69,7 +71,10 @@ impl Suspects {
 
     /// A crash count is to be stored. No suspect starts until the returned value is dropped.
     pub(crate) fn count(self: &Arc<Self>) -> Counting {
-        self.state().counting += 1;
+        let mut state = self.state();
+        state.counting += 1;
+        state.counting_since.get_or_insert_with(Instant::now);
+        drop(state);
         Counting(self.clone())
     }
 
@@ -79,6 +84,8 @@ impl Suspects {
         let state = self.state();
         let counted = match state.counting {
             0 => state.counted_at? + ACKNOWLEDGED_WITHIN,
+            // A tier that cannot store a count must not hold up the suspects of the others.
+            _ if state.counting_since? + LONGEST_WAIT <= now => return None,
             _ => now + ACKNOWLEDGED_WITHIN,
         };
         (counted > now).then_some(counted)
@@ -127,6 +134,9 @@ impl Drop for Counting {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.counting -= 1;
+        if state.counting == 0 {
+            state.counting_since = None;
+        }
         state.counted_at = Some(Instant::now());
     }
 }
@@ -173,6 +183,17 @@ mod tests {
         assert!(taken.await.is_some());
         assert!(begin.elapsed() >= ACKNOWLEDGED_WITHIN);
         assert_eq!(suspects.start_at(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn suspects_wait_for_a_crash_count_that_is_not_stored_but_not_for_long() {
+        let suspects = Arc::new(Suspects::default());
+        let _counting = suspects.count();
+        assert!(suspects.start_at().is_some());
+        tokio::time::advance(LONGEST_WAIT).await;
+        let _another = suspects.count();
+        assert_eq!(suspects.start_at(), None);
+        assert!(suspects.quarantine().await.is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -246,9 +246,7 @@ impl RunningGroups {
             let (shared, phase) = (shared.clone(), running.phase.subscribe());
             running.groups.spawn(serve(shared, group.clone(), phase));
         }
-        let has_delays = topology.tiers().iter().any(|tier| tier.delays);
-        let first = names.first().and_then(|name| topology.group(name));
-        if let Some(group) = first.filter(|_| has_delays) {
+        if let Some(group) = names.first().and_then(|name| topology.group(name)) {
             let (shared, phase) = (shared.clone(), running.phase.subscribe());
             running
                 .groups

@@ -3,7 +3,7 @@
 //! Read in this order: `queue` is a tier's queue as a source, `subscription` its consumer, `subscribe` how that
 //! is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
 //! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `unrouted` what is done about
-//! delayed messages that found no queue, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection that the sources of a group share.
+//! delayed messages that found no queue, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection of a tier.
 
 mod acks;
 mod consumer_connection;

@@ -22,7 +22,7 @@ use super::ConsumerSettings;
 use super::consumer_connection::ConsumerConnection;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
-use crate::amqp::Connection;
+use crate::amqp::{Connection, close_unanswered};
 use crate::backoff::Backoff;
 use crate::message::Received;
 use crate::source::suspects::Running;
@@ -358,8 +358,10 @@ impl Taker {
                 tracing::warn!(%error, queue = self.queue, "cannot take from the quarantine");
                 return Err(Failed::Get);
             }
-            // The answer may still come, and belongs to nobody then.
-            Err(_) => return Err(Failed::Channel),
+            Err(_) => {
+                close_unanswered(channel.clone());
+                return Err(Failed::Channel);
+            }
         };
         let Some(BasicGetMessage { delivery, .. }) = message else {
             return Ok(false);

@@ -48,7 +48,7 @@ impl ConsumerSettings {
 
     async fn declare_all(&self) -> Result<Applied, Error> {
         sleep(AFTER_A_LOSS).await;
-        let (_, connection) = Connection::open_any(&self.urls, &self.connection_name).await?;
+        let connection = Connection::open_any(&self.urls, &self.connection_name).await?;
         let plan = Plan::new(&self.topology, connection.version())?;
         let applied = self.declare(&connection, &plan).await;
         connection.close().await;

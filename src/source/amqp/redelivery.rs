@@ -89,6 +89,7 @@ impl RedeliveryHistory {
     pub(super) fn cause_of(&mut self, received: &Received) -> RedeliveryCause {
         self.redelivered_in_a_row += 1;
         self.done.forget_older_than(ENDED_FOR);
+        self.returned.forget_older_than(EXCUSED_FOR);
         self.forget_old_without_id();
         // Of equal messages those come first that must run: the others may never come.
         let was_returned = match received.has_id() {
@@ -187,6 +188,7 @@ impl RedeliveryHistory {
     pub(super) fn subscribed(&mut self) {
         self.excused_until = Some(Instant::now() + EXCUSED_FOR);
         self.done.renew();
+        self.returned.renew();
         self.without_id
             .iter_mut()
             .for_each(|at| *at = Instant::now());

@@ -48,9 +48,9 @@ pub(super) struct QueueToConsume {
 
 /// Where to consume.
 pub(super) enum ConsumeOn {
-    /// On the connection of the group. A consumer that gets no answer there is tried again on a connection
+    /// On the connection of the tier. A consumer that gets no answer there is tried again on a connection
     /// of its own.
-    GroupConnection(Arc<Connection>, Addresses),
+    TierConnection(Arc<Connection>, Addresses),
     /// On a connection of its own.
     OwnConnection(Addresses),
 }
@@ -91,7 +91,7 @@ impl Subscribing {
         Self { future, has_failed }
     }
 
-    /// The subscription; `None` where the connection of the group is gone.
+    /// The subscription; `None` where the connection of the tier is gone.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Subscribed>> {
         self.future.as_mut().poll(cx)
     }
@@ -106,7 +106,7 @@ impl Subscribing {
 struct Attempts {
     settings: Arc<ConsumerSettings>,
     target: QueueToConsume,
-    /// The connection of the group, where that is used.
+    /// The connection of the tier, where that is used.
     shared: Option<Arc<Connection>>,
     addresses: Addresses,
     /// A connection of its own, which is kept while it does no harm.
@@ -123,14 +123,14 @@ struct Attempts {
 enum Failed {
     /// Another one, after this pause.
     Again(Duration),
-    /// The connection of the group is gone.
+    /// The connection of the tier is gone.
     Lost,
 }
 
 impl Attempts {
     fn new(settings: Arc<ConsumerSettings>, target: QueueToConsume, consume_on: ConsumeOn) -> Self {
         let (shared, addresses) = match consume_on {
-            ConsumeOn::GroupConnection(connection, addresses) => (Some(connection), addresses),
+            ConsumeOn::TierConnection(connection, addresses) => (Some(connection), addresses),
             ConsumeOn::OwnConnection(addresses) => (None, addresses),
         };
         Self {

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::acks::Acks;
 use super::subscribe::QueueToConsume;
 use crate::Error;
-use crate::amqp::{Connection, Repairs};
+use crate::amqp::{Connection, Repairs, close_unanswered};
 use crate::message::Repaired;
 
 /// How long it may take to begin to consume.
@@ -119,6 +119,7 @@ impl Subscription {
                 ))
             }
             Err(_) => {
+                close_unanswered(channel);
                 let cause = "the broker did not answer in time";
                 Err(NoSubscription::NoAnswer(connection.failed(&tried(), cause)))
             }

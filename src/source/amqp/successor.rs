@@ -281,24 +281,38 @@ impl ConsumerSettings {
         }
     }
 
-    pub(super) async fn copy_to_tier(
-        &self,
-        received: &Received,
-        message: &Message,
-    ) -> Result<(), Error> {
+    async fn copy_to_tier(&self, received: &Received, message: &Message) -> Result<(), Error> {
         let outgoing = self.outgoing(received, message, Duration::ZERO)?;
         self.publish_copy(outgoing, message).await
     }
 
-    /// Publishes a copy to the back of the unrouted messages.
+    /// Publishes an unrouted message to its tier, once.
+    pub(super) async fn reroute(
+        &self,
+        received: &Received,
+        message: &Message,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let outgoing = self.outgoing(received, message, Duration::ZERO)?;
+        let deadline = Instant::now() + limit;
+        self.publisher
+            .forward_once(outgoing, &message.id, deadline)
+            .await
+    }
+
+    /// Publishes an unrouted message to the back of its queue, once.
     pub(super) async fn to_unrouted(
         &self,
         received: &Received,
         message: &Message,
+        limit: Duration,
     ) -> Result<(), Error> {
         let mut outgoing = self.outgoing(received, message, Duration::ZERO)?;
         outgoing.exchange = self.topology.names().unrouted();
-        self.publish_copy(outgoing, message).await
+        let deadline = Instant::now() + limit;
+        self.publisher
+            .forward_once(outgoing, &message.id, deadline)
+            .await
     }
 
     async fn publish_copy(

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use tokio::time::{Instant, sleep, timeout};
@@ -18,6 +18,7 @@ use super::ConsumerSettings;
 use super::successor::{Origin, Stored};
 use crate::Error;
 use crate::amqp::{Connection, QueueState};
+use crate::error::Stored::Maybe;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
 use crate::source::{Next, task_ref};
@@ -34,6 +35,9 @@ const BATCH: usize = 30;
 const BATCH_BYTES: usize = 4 << 20;
 /// How long the broker may take for one step.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long the broker may take to confirm a message, however large it is. Nothing hurries, and a message that is
+/// confirmed later is there twice.
+const STORE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Looks for unrouted messages until `ending` is cancelled. `group` is one that this worker serves: the dead letters of
 /// its tiers are those that it may write.
@@ -49,7 +53,10 @@ pub(crate) async fn reroute(
     };
     let mut pause = LOOK_EVERY;
     while ending.run_until_cancelled(sleep(pause)).await.is_some() {
-        pause = match !unrouted.are_there().await || unrouted.work_off(&ending).await {
+        let Some(are_there) = ending.run_until_cancelled(unrouted.are_there()).await else {
+            return;
+        };
+        pause = match !are_there || unrouted.work_off(&ending).await {
             true => LOOK_EVERY,
             false => (pause * 2).min(LONGEST_PAUSE),
         };
@@ -92,7 +99,11 @@ impl Unrouted {
     async fn work_off(&self, ending: &CancellationToken) -> bool {
         let name = format!("{} unrouted", self.settings.connection_name);
         let worked_off = async {
-            let (_, connection) = Connection::open_any(&self.settings.urls, &name).await?;
+            let opening = Connection::open_any(&self.settings.urls, &name);
+            let Some(opened) = ending.run_until_cancelled(opening).await else {
+                return Ok(true);
+            };
+            let connection = opened?;
             let worked_off = self.store_all(&connection, ending).await;
             connection.close().await;
             worked_off
@@ -110,30 +121,37 @@ impl Unrouted {
         ending: &CancellationToken,
     ) -> Result<bool, Error> {
         let channel = connection.channel(Instant::now() + LIMIT).await?;
+        let tried = "settle unrouted tasks";
+        let settled =
+            async |settling: BoxFuture<'_, lapin::Result<()>>| match timeout(LIMIT, settling).await
+            {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(connection.failed(tried, &error)),
+                Err(_) => Err(connection.failed(tried, "the broker did not answer in time")),
+            };
         let (mut left, mut has_any_left) = (usize::MAX, false);
+        // They stay unacknowledged until the end: those that are returned come first again.
+        let mut unsettled = Vec::new();
         while left > 0 && !ending.is_cancelled() {
             let batch = self.take(connection, &channel, &mut left).await?;
-            let Some(last) = batch.last() else {
-                break;
-            };
-            let moved = join_all(batch.iter().map(|it| self.store(&it.received))).await;
-            has_any_left |= moved.contains(&Moved::Out);
-            let failed = |error: lapin::Error| connection.failed("settle unrouted tasks", &error);
-            for (taken, moved) in batch.iter().zip(&moved) {
-                if *moved == Moved::No {
-                    let back = BasicNackOptions {
-                        multiple: false,
-                        requeue: true,
-                    };
-                    channel.basic_nack(taken.tag, back).await.map_err(failed)?;
+            let stored = join_all(batch.iter().map(|it| self.store(&it.received))).await;
+            for (taken, moved) in batch.iter().zip(stored) {
+                has_any_left |= moved == Moved::Out;
+                match moved {
+                    Moved::Out | Moved::ToTheBack => {
+                        let options = BasicAckOptions::default();
+                        settled(Box::pin(channel.basic_ack(taken.tag, options))).await?;
+                    }
+                    Moved::No => unsettled.push(taken.tag),
                 }
             }
-            let all = BasicAckOptions { multiple: true };
-            channel.basic_ack(last.tag, all).await.map_err(failed)?;
-            if moved.contains(&Moved::No) {
-                // They are at the front of the queue again.
-                break;
-            }
+        }
+        for tag in unsettled {
+            let back = BasicNackOptions {
+                multiple: false,
+                requeue: true,
+            };
+            settled(Box::pin(channel.basic_nack(tag, back))).await?;
         }
         Ok(has_any_left)
     }
@@ -198,16 +216,13 @@ impl Unrouted {
         );
         let state = settings.publisher.queue_state(&tier.name, &queue, deadline);
         match state.await {
-            Some(QueueState::Available { .. }) => {}
+            Some(QueueState::Available { .. } | QueueState::NotAllowed) => {}
             Some(QueueState::Unreachable | QueueState::Missing) => {
-                return match settings.to_unrouted(received, &message).await {
-                    Ok(()) => Moved::ToTheBack,
-                    Err(_) => Moved::No,
-                };
+                return self.to_the_back(received, &message).await;
             }
             None => return Moved::No,
         }
-        match settings.copy_to_tier(received, &message).await {
+        match settings.reroute(received, &message, STORE_LIMIT).await {
             Ok(()) => {
                 let task = task_ref(&message);
                 let (name, id, tier) = (task.name, task.id, task.tier);
@@ -215,12 +230,24 @@ impl Unrouted {
                 settings.observers.emit(&Event::Rerouted { task });
                 Moved::Out
             }
-            // It may be stored or not: the copy at the back would be a second one.
             Err(error) => {
                 let id = received.id();
                 tracing::warn!(%id, %error, "a delayed task was not sent to its tier again; the next try follows");
-                Moved::No
+                match error.stored() {
+                    // A copy at the back would be a second one.
+                    Some(Maybe) => Moved::No,
+                    _ => self.to_the_back(received, &message).await,
+                }
             }
+        }
+    }
+
+    /// A message that its tier does not take now must not hold up those of other tiers.
+    async fn to_the_back(&self, received: &Received, message: &Message) -> Moved {
+        let sent = self.settings.to_unrouted(received, message, STORE_LIMIT);
+        match sent.await {
+            Ok(()) => Moved::ToTheBack,
+            Err(_) => Moved::No,
         }
     }
 

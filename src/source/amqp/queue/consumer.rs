@@ -41,7 +41,7 @@ impl Queue {
             match polled {
                 Poll::Ready(Some(subscribed)) => self.subscribed(subscribed),
                 Poll::Ready(None) => {
-                    // The shared connection is gone, perhaps because of this queue.
+                    // The connection of the tier is gone, perhaps because of this queue.
                     self.consumer = Consumer::None;
                     self.has_own_connection = true;
                     self.connection.report_lost("the connection was closed");
@@ -82,7 +82,7 @@ impl Queue {
         };
         let consume_on = match self.connection.current() {
             _ if self.has_own_connection => ConsumeOn::OwnConnection(addresses),
-            Some(connection) => ConsumeOn::GroupConnection(connection, addresses),
+            Some(connection) => ConsumeOn::TierConnection(connection, addresses),
             None => return,
         };
         let subscribing = Subscribing::new(&self.settings, target, consume_on, after);
@@ -125,7 +125,7 @@ impl Queue {
             let pause = self.pause_after_loss();
             self.subscribe(pause);
         } else if !is_connected {
-            // One on a connection of its own tries the shared one again.
+            // One on a connection of its own tries the connection of the tier again.
             match std::mem::take(&mut self.has_own_connection) {
                 true => {}
                 false => self.connection.report_lost(cause),

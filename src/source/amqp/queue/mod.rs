@@ -53,8 +53,8 @@ pub(super) struct Queue {
     consumer: Consumer,
     /// Counts the channels: a delivery tag means nothing on another one.
     generation: u64,
-    /// Whether to consume on a connection of its own: on the shared one this queue may end it for the
-    /// other tiers.
+    /// Whether to consume on one more connection: on the tier's own one this queue may end the channel of the
+    /// quarantine too.
     has_own_connection: bool,
     /// Until when the other tiers wait for the first subscription on this connection.
     first_subscription_by: Option<Instant>,
@@ -291,9 +291,7 @@ impl Source for Queue {
             }
             // What a lower tier has must not be taken for all there is.
             _ => match self.first_subscription_by {
-                Some(by) if Instant::now() < by && self.connection.current().is_some() => {
-                    Supply::Coming(self.window.into())
-                }
+                Some(by) if Instant::now() < by => Supply::Coming(self.window.into()),
                 _ => Supply::Empty,
             },
         }

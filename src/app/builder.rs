@@ -102,8 +102,9 @@ impl Builder {
         }
     }
 
-    /// Adds the URL of a broker, or of one more node of its cluster; the first that answers is used. Queues that are
-    /// missing are declared through all of them in turn, so that each node leads some.
+    /// Adds the URL of a broker, or of one more node of its cluster. Queues that are missing are declared through all of
+    /// them in turn, so that each node leads some, and each tier's connections begin at its node: name the nodes in the
+    /// same order in all processes.
     ///
     /// `amqps://` trusts what the system trusts, or the certificates in the file that the environment
     /// variable `SSL_CERT_FILE` names.
@@ -119,7 +120,7 @@ impl Builder {
     ///
     /// [`amqp`](Self::amqp) is needed beside it, for the same virtual host. tierline asks that broker for its version
     /// and declares queues there when it connects. Workers and the collector always have connections of their own:
-    /// those filter what lapin cannot parse before it reaches lapin, read no more than they can hold, and must not
+    /// those filter what lapin cannot parse before it reaches lapin, and must not
     /// stand still when the broker blocks connections that publish.
     ///
     /// ```no_run

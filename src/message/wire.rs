@@ -16,7 +16,7 @@
 //! | `delivery_mode` | 2, persistent | set it always |
 //! | header `tierline-enqueued-at` | when it was first enqueued, in milliseconds since 1970, 64 bits | the time in the id if it has the form of a [drawn](#the-id) one, else when it arrived |
 //! | header `tierline-attempt` | the attempt to come, from 1 | 1 |
-//! | header `tierline-due-at` | when it falls due, if it was delayed or redriven, in milliseconds since 1970, 64 bits | at once |
+//! | header `tierline-due-at` | when it falls due, if it was delayed or redriven, in milliseconds since 1970, 64 bits. A record that delays nothing: a message is delayed by publishing it to the exchange and routing key of [`delay::route`](crate::topology::delay::route) | at once |
 //! | header `tierline-expires-at` | when it is no longer worth running, in the same form | never |
 //! | header `traceparent` | the W3C trace context | none |
 //! | header `tierline-life` | how often it was redriven | 0 |

@@ -30,7 +30,8 @@ pub enum PublishError {
 
     /// A payload is larger than the broker takes. Nothing was sent.
     #[error(
-        "the payload of task `{task}` has {size} bytes, and the broker takes {limit}; store it elsewhere and publish where it is"
+        "the payload of task `{task}` has {size} bytes, and max_message_size of the map is {limit}; store it elsewhere and publish \
+         where it is, or raise the limit if the broker takes more"
     )]
     TooLarge {
         /// The task's name.

@@ -35,9 +35,10 @@ const BATCH: usize = 30;
 const BATCH_BYTES: usize = 4 << 20;
 /// How long the broker may take for one step.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long the broker may take to confirm a message, however large it is. Nothing hurries, and a message that is
-/// confirmed later is there twice.
-const STORE_LIMIT: Duration = Duration::from_secs(60);
+/// How long the broker may take to confirm a message. A tier that is full refuses for as long.
+const STORE_LIMIT: Duration = Duration::from_secs(3);
+/// How much longer for each MiB: a message that is confirmed later is there twice.
+const STORE_LIMIT_PER_MIB: Duration = Duration::from_secs(1);
 
 /// Looks for unrouted messages until `ending` is cancelled. `group` is one that this worker serves: the dead letters of
 /// its tiers are those that it may write.
@@ -222,7 +223,7 @@ impl Unrouted {
             }
             None => return Moved::No,
         }
-        match settings.reroute(received, &message, STORE_LIMIT).await {
+        match settings.reroute(received, &message, limit(received)).await {
             Ok(()) => {
                 let task = task_ref(&message);
                 let (name, id, tier) = (task.name, task.id, task.tier);
@@ -244,7 +245,9 @@ impl Unrouted {
 
     /// A message that its tier does not take now must not hold up those of other tiers.
     async fn to_the_back(&self, received: &Received, message: &Message) -> Moved {
-        let sent = self.settings.to_unrouted(received, message, STORE_LIMIT);
+        let sent = self
+            .settings
+            .to_unrouted(received, message, limit(received));
         match sent.await {
             Ok(()) => Moved::ToTheBack,
             Err(_) => Moved::No,
@@ -265,4 +268,9 @@ impl Unrouted {
             _ => Moved::No,
         }
     }
+}
+
+fn limit(received: &Received) -> Duration {
+    let mebibytes = u32::try_from(received.payload().len() >> 20).unwrap_or(u32::MAX);
+    STORE_LIMIT + STORE_LIMIT_PER_MIB.saturating_mul(mebibytes)
 }

@@ -83,8 +83,32 @@ async fn unrouted_tasks_run_in_their_tier_and_those_without_a_tier_are_dead_lett
 
 #[tokio::test]
 async fn unrouted_tasks_of_a_tier_whose_queue_is_gone_hold_up_no_other_tier() {
+    let delete = async |channel: &Channel| {
+        let options = QueueDeleteOptions::default();
+        let deleting = channel.queue_delete("yard.first".into(), options);
+        deleting.await.unwrap();
+    };
+    only_the_tasks_of_first_stay(MAP, delete).await;
+}
+
+#[tokio::test]
+async fn unrouted_tasks_of_a_tier_that_is_full_hold_up_no_other_tier() {
+    let map = MAP.replace("[tiers.second]", "max_length = 1\n[tiers.second]");
+    let fill = async |channel: &Channel| {
+        let (options, properties) = (BasicPublishOptions::default(), of_task("dig", "first"));
+        let queue = "yard.first".into();
+        let sending = channel.basic_publish("".into(), queue, options, b"{}", properties);
+        assert!(sending.await.unwrap().await.unwrap().is_ack());
+    };
+    only_the_tasks_of_first_stay(&map, fill).await;
+}
+
+/// A worker of the other group finds tasks of a tier that takes none, and one of its own tier behind them.
+async fn only_the_tasks_of_first_stay(map: &str, close_first: impl AsyncFn(&Channel)) {
+    // More than are taken at once.
+    const STAY: u32 = 40;
     let (vhost, heard) = (vhost().await, Heard::default());
-    let app = Tierline::builder(Topology::parse(MAP).unwrap())
+    let app = Tierline::builder(Topology::parse(map).unwrap())
         .amqp(vhost.amqp_url())
         .registry(registry())
         .observe(heard.ear())
@@ -92,13 +116,8 @@ async fn unrouted_tasks_of_a_tier_whose_queue_is_gone_hold_up_no_other_tier() {
         .await
         .unwrap();
     let channel = channel(&vhost).await;
-    // No worker serves this tier, so nobody declares its queue again.
-    let options = QueueDeleteOptions::default();
-    channel
-        .queue_delete("yard.first".into(), options)
-        .await
-        .unwrap();
-    for number in 0..150 {
+    close_first(&channel).await;
+    for number in 0..STAY {
         send_unrouted(&channel, b"{}", of_task("dig", &format!("dig-{number}"))).await;
     }
     send_unrouted(&channel, b"{}", of_task("fill", "behind")).await;
@@ -109,7 +128,7 @@ async fn unrouted_tasks_of_a_tier_whose_queue_is_gone_hold_up_no_other_tier() {
     drop(stop);
     worker.await.unwrap().unwrap();
     assert_eq!(heard.count("dead"), 0);
-    assert_eq!(vhost.depth("yard.unrouted").await.unwrap(), 150);
+    assert_eq!(vhost.depth("yard.unrouted").await.unwrap(), STAY);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -286,35 +286,6 @@ impl ConsumerSettings {
         self.publish_copy(outgoing, message).await
     }
 
-    /// Publishes an unrouted message to its tier, once.
-    pub(super) async fn reroute(
-        &self,
-        received: &Received,
-        message: &Message,
-        limit: Duration,
-    ) -> Result<(), Error> {
-        let outgoing = self.outgoing(received, message, Duration::ZERO)?;
-        let deadline = Instant::now() + limit;
-        self.publisher
-            .forward_once(outgoing, &message.id, deadline)
-            .await
-    }
-
-    /// Publishes an unrouted message to the back of its queue, once.
-    pub(super) async fn to_unrouted(
-        &self,
-        received: &Received,
-        message: &Message,
-        limit: Duration,
-    ) -> Result<(), Error> {
-        let mut outgoing = self.outgoing(received, message, Duration::ZERO)?;
-        outgoing.exchange = self.topology.names().unrouted();
-        let deadline = Instant::now() + limit;
-        self.publisher
-            .forward_once(outgoing, &message.id, deadline)
-            .await
-    }
-
     async fn publish_copy(
         &self,
         outgoing: OutgoingMessage,
@@ -397,7 +368,7 @@ impl ConsumerSettings {
     }
 
     /// The message on its way to its tier, as the map says today.
-    fn outgoing(
+    pub(super) fn outgoing(
         &self,
         received: &Received,
         message: &Message,

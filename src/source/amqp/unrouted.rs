@@ -223,7 +223,7 @@ impl Unrouted {
             }
             None => return Moved::No,
         }
-        match settings.reroute(received, &message, limit(received)).await {
+        match self.publish(received, &message, None).await {
             Ok(()) => {
                 let task = task_ref(&message);
                 let (name, id, tier) = (task.name, task.id, task.tier);
@@ -245,13 +245,26 @@ impl Unrouted {
 
     /// A message that its tier does not take now must not hold up those of other tiers.
     async fn to_the_back(&self, received: &Received, message: &Message) -> Moved {
-        let sent = self
-            .settings
-            .to_unrouted(received, message, limit(received));
-        match sent.await {
+        let unrouted = self.settings.topology.names().unrouted();
+        match self.publish(received, message, Some(unrouted)).await {
             Ok(()) => Moved::ToTheBack,
             Err(_) => Moved::No,
         }
+    }
+
+    /// Publishes a message to its tier, or to another exchange, once: sending it again could store it twice.
+    async fn publish(
+        &self,
+        received: &Received,
+        message: &Message,
+        exchange: Option<String>,
+    ) -> Result<(), Error> {
+        let mut outgoing = self.settings.outgoing(received, message, Duration::ZERO)?;
+        outgoing.exchange = exchange.unwrap_or(outgoing.exchange);
+        let (publisher, deadline) = (&self.settings.publisher, Instant::now() + limit(received));
+        publisher
+            .forward_once(outgoing, &message.id, deadline)
+            .await
     }
 
     async fn dead_letter(&self, received: &Received, problem: String) -> Moved {

@@ -26,7 +26,7 @@ mod url;
 
 pub use cargo::cargo;
 pub use folder::{KEEP, target, wait_until_clean};
-pub use postgres::{Database, Postgres};
+pub use postgres::{Database, PgBouncer, PoolMode, Postgres};
 pub use process::Foreground;
 pub use provide::programs;
 pub use proxy::{Network, Proxy};
@@ -34,7 +34,7 @@ pub use python::Python;
 pub use rabbitmq::{
     Broker, Cluster, Node, Plugins, QueueInfo, RawProducer, Release, Vhost, WHICH, depth,
 };
-pub use servers::Servers;
+pub use servers::{DatabaseServer, Servers};
 pub use shared::{
     AMQP_URL, DATABASE_URL, MANAGEMENT_URL, check_management, connection_memory, database,
     management_url, rabbitmq_version, vhost,

@@ -65,6 +65,16 @@ impl Process {
             .with_context(|| format!("could not send {signal:?} to {}", self.name))
     }
 
+    /// The processes that the server has started itself.
+    pub(crate) fn children(&self) -> Result<Vec<Pid>> {
+        let id = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))
+            .with_context(|| format!("could not list the processes of {}", self.name))?;
+        let children = children.split_whitespace().map(str::parse);
+        let children: Vec<i32> = children.collect::<Result<_, _>>()?;
+        Ok(children.into_iter().filter_map(Pid::from_raw).collect())
+    }
+
     /// Waits until the server has ended, at most `limit`.
     pub(crate) async fn ended(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
@@ -109,6 +119,16 @@ impl Drop for Process {
         }
         let _ = guard::forget(self.child.id());
     }
+}
+
+/// Whether a process has not ended. One that nobody has waited for yet has.
+pub(crate) fn is_running(process: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    let state = status.ok().and_then(|status| {
+        let (_, after_name) = status.rsplit_once(") ")?;
+        after_name.chars().next()
+    });
+    !matches!(state, None | Some('Z' | 'X'))
 }
 
 /// A command that shares this process' terminal and ends with it: when the value is dropped, or

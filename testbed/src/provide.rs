@@ -14,15 +14,16 @@ use crate::process;
 use crate::rabbitmq::Release;
 
 /// The units that the packages we install would start and enable on an ordinary Debian.
-const UNITS: [&str; 4] = [
+const UNITS: [&str; 5] = [
     "rabbitmq-server.service",
     "postgresql.service",
+    "pgbouncer.service",
     "epmd.service",
     "epmd.socket",
 ];
 
 /// The same for a Debian without systemd.
-const INIT_SCRIPTS: [&str; 2] = ["rabbitmq-server", "postgresql"];
+const INIT_SCRIPTS: [&str; 3] = ["rabbitmq-server", "postgresql", "pgbouncer"];
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 

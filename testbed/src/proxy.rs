@@ -35,6 +35,7 @@ pub enum Network {
 pub struct Proxy {
     address: SocketAddr,
     network: watch::Sender<Network>,
+    server: watch::Sender<SocketAddr>,
     // Counts the resets: each connection ends when it changes.
     resets: watch::Sender<u64>,
     accepting: JoinHandle<()>,
@@ -48,11 +49,12 @@ impl Proxy {
         let address = listener.local_addr()?;
         let (network, seen) = watch::channel(Network::Good);
         let (resets, reset) = watch::channel(0);
-        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let accepting = tokio::spawn(accept(listener, server, seen, reset));
+        let (server, now) = watch::channel(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let accepting = tokio::spawn(accept(listener, now, seen, reset));
         Ok(Proxy {
             address,
             network,
+            server,
             resets,
             accepting,
         })
@@ -71,6 +73,14 @@ impl Proxy {
         }
     }
 
+    /// Leads to the server at `port` of 127.0.0.1 from now on, as when an address moves to another machine.
+    /// Connections that are open are reset.
+    pub fn switch_to(&self, port: u16) {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        self.server.send_replace(server);
+        self.reset();
+    }
+
     /// Resets the connections that are open, once.
     pub fn reset(&self) {
         self.resets.send_modify(|count| *count += 1);
@@ -86,7 +96,7 @@ impl Drop for Proxy {
 
 async fn accept(
     listener: TcpListener,
-    server: SocketAddr,
+    server: watch::Receiver<SocketAddr>,
     network: watch::Receiver<Network>,
     reset: watch::Receiver<u64>,
 ) {
@@ -98,7 +108,7 @@ async fn accept(
                 let (network, mut reset) = (network.clone(), reset.clone());
                 // Only resets from now on are meant for this connection.
                 reset.mark_unchanged();
-                connections.spawn(connect(client, server, network, reset));
+                connections.spawn(connect(client, server.clone(), network, reset));
             }
             Some(_) = connections.join_next() => {}
         }
@@ -107,7 +117,7 @@ async fn accept(
 
 async fn connect(
     mut client: TcpStream,
-    server: SocketAddr,
+    server: watch::Receiver<SocketAddr>,
     mut network: watch::Receiver<Network>,
     mut reset: watch::Receiver<u64>,
 ) {
@@ -128,7 +138,8 @@ async fn connect(
             return;
         }
     }
-    let Ok(mut upstream) = TcpStream::connect(server).await else {
+    let address = *server.borrow();
+    let Ok(mut upstream) = TcpStream::connect(address).await else {
         return;
     };
     let _ = upstream.set_zero_linger();

@@ -1,4 +1,4 @@
-//! The pair of servers that a command works on, wherever they come from.
+//! The servers that a command works on, wherever they come from.
 
 use std::path::Path;
 
@@ -32,6 +32,35 @@ enum Source<Server> {
     Compose { _services: Compose },
 }
 
+/// A Postgres alone, for apps that need no broker: that of `DATABASE_URL` where it is set, else a private one that ends
+/// with this value.
+#[derive(Debug)]
+pub struct DatabaseServer {
+    url: String,
+    // Held, not used: the server ends with it.
+    _postgres: Source<Postgres>,
+}
+
+impl DatabaseServer {
+    /// Provides it as [`Servers::provide`] does, and starts no broker.
+    pub async fn provide(compose_file: &Path) -> Result<DatabaseServer> {
+        let given = given(DATABASE_URL);
+        if given.is_none() && Postgres::is_missing() {
+            install(&["postgresql"]).await?;
+        }
+        let (url, postgres) = provide_postgres(given, compose_file).await?;
+        Ok(DatabaseServer {
+            url,
+            _postgres: postgres,
+        })
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
 impl Servers {
     /// Takes the servers that the environment names; else starts private ones from the programs of
     /// this machine, which are installed first where they are missing and that is allowed; else
@@ -46,12 +75,7 @@ impl Servers {
         if given_database.is_none() && Postgres::is_missing() {
             missing.push("postgresql");
         }
-        if !missing.is_empty()
-            && let Err(error) = provide::packages(&missing).await
-            && !Compose::is_there().await
-        {
-            return Err(error);
-        }
+        install(&missing).await?;
 
         let (broker, postgres) = tokio::try_join!(
             provide_broker(given_amqp, compose_file),
@@ -81,6 +105,17 @@ impl Servers {
     /// The database server's URL.
     pub fn database_url(&self) -> &str {
         &self.database_url
+    }
+}
+
+/// Installs packages. Where that fails, docker compose may do.
+async fn install(packages: &[&str]) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    match provide::packages(packages).await {
+        Err(error) if !Compose::is_there().await => Err(error),
+        _ => Ok(()),
     }
 }
 

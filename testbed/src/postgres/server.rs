@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use tokio::sync::Mutex;
 
@@ -30,27 +30,20 @@ pub struct Postgres {
     run_as: Option<(u32, u32)>,
     port: Port,
     process: Mutex<Option<Process>>,
+    /// Settings that the server is started with, beside those of all private servers: `name=value`.
+    settings: Vec<String>,
     folder: Folder,
 }
 
 impl Postgres {
     /// Starts a new, empty server from the programs on this machine. Takes 2 to 5 s.
     pub async fn start_new() -> Result<Postgres> {
-        let run_as = is_root().then(other_user).transpose()?;
-        let folder = match run_as {
-            None => Folder::create("postgres")?,
-            Some(_) => Folder::create_reachable("postgres")?,
-        };
-        if let Some((user, group)) = run_as {
-            chown(folder.path(), Some(user), Some(group))?;
-        }
-        let server = Postgres {
-            programs: programs()?,
-            run_as,
-            port: Port::reserve()?,
-            process: Mutex::new(None),
-            folder,
-        };
+        Self::start_with(&[]).await
+    }
+
+    /// Starts a new, empty server with these settings (`name=value`).
+    pub async fn start_with(settings: &[&str]) -> Result<Postgres> {
+        let server = Self::prepare(settings)?;
         let mut command = server.command("initdb");
         command
             .args(["--username", USER, "--auth", "trust", "--encoding", "UTF8"])
@@ -59,6 +52,62 @@ impl Postgres {
         process::run(command, LIMIT).await?;
         server.start().await?;
         Ok(server)
+    }
+
+    /// Starts a standby of this server. From then on a commit here waits until the standby has it.
+    pub async fn start_standby(&self) -> Result<Postgres> {
+        let standby = Self::prepare(&[])?;
+        let mut command = standby.command("pg_basebackup");
+        command
+            .args(["--checkpoint", "fast", "--no-sync", "--write-recovery-conf"])
+            .args(["--dbname", &self.url(), "--pgdata"])
+            .arg(standby.data());
+        process::run(command, LIMIT).await?;
+        standby.start().await?;
+        let mut connection = connect(&self.url()).await?;
+        for statement in [
+            "ALTER SYSTEM SET synchronous_standby_names = '*'",
+            "SELECT pg_reload_conf()",
+        ] {
+            sqlx::query(statement).execute(&mut connection).await?;
+        }
+        let followed = until("a synchronous standby", LIMIT, async || {
+            let is_followed = sqlx::query_scalar(
+                "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')",
+            );
+            Ok(is_followed.fetch_one(&mut connection).await?)
+        });
+        followed.await?;
+        Ok(standby)
+    }
+
+    /// Makes a standby a server of its own, which takes writes.
+    pub async fn promote(&self) -> Result<()> {
+        let mut connection = connect(&self.url()).await?;
+        let promoting = sqlx::query_scalar("SELECT pg_promote()");
+        let is_promoted: bool = promoting.fetch_one(&mut connection).await?;
+        ensure!(is_promoted, "a standby was not promoted in time");
+        Ok(())
+    }
+
+    /// A server that has a folder and a port, and is not started.
+    fn prepare(settings: &[&str]) -> Result<Postgres> {
+        let run_as = is_root().then(other_user).transpose()?;
+        let folder = match run_as {
+            None => Folder::create("postgres")?,
+            Some(_) => Folder::create_reachable("postgres")?,
+        };
+        if let Some((user, group)) = run_as {
+            chown(folder.path(), Some(user), Some(group))?;
+        }
+        Ok(Postgres {
+            programs: programs()?,
+            run_as,
+            port: Port::reserve()?,
+            process: Mutex::new(None),
+            settings: settings.iter().map(|it| (*it).to_owned()).collect(),
+            folder,
+        })
     }
 
     /// Whether Postgres' programs are not on this machine.
@@ -85,11 +134,10 @@ impl Postgres {
             // After a crash the old connections' locks and memory go at once.
             "restart_after_crash=on".to_owned(),
         ];
-        for setting in settings {
-            command.args(["-c", &setting]);
+        for setting in settings.iter().chain(&self.settings) {
+            command.args(["-c", setting]);
         }
-        let output = self.folder.path().join("output.log");
-        let mut started = Process::spawn("Postgres", command, &output, End::Quit)?;
+        let mut started = Process::spawn("Postgres", command, &self.output(), End::Quit)?;
         let waited = until("accepting connections", LIMIT, async || {
             started.check()?;
             Ok(connect(&self.url()).await.is_ok())
@@ -107,6 +155,28 @@ impl Postgres {
     /// Crashes the server: it does not write what it has in memory, and recovers when started.
     pub async fn kill(&self) -> Result<()> {
         self.end(Signal::QUIT).await
+    }
+
+    /// Kills all processes of the server with SIGKILL: none of them does anything any more. It recovers when started.
+    pub async fn kill_hard(&self) -> Result<()> {
+        let mut process = self.process.lock().await;
+        let Some(running) = process.as_mut() else {
+            return Ok(());
+        };
+        // Frozen, it starts no more processes. Those that it has are not in its process group.
+        running.signal(Signal::STOP)?;
+        let children = running.children()?;
+        running.signal(Signal::KILL)?;
+        for child in &children {
+            // One may have ended by itself.
+            let _ = rustix::process::kill_process(*child, Signal::KILL);
+        }
+        running.ended(LIMIT).await?;
+        *process = None;
+        let gone = until("the end of all processes", LIMIT, async || {
+            Ok(children.iter().all(|child| !process::is_running(*child)))
+        });
+        gone.await
     }
 
     async fn end(&self, signal: Signal) -> Result<()> {
@@ -131,6 +201,12 @@ impl Postgres {
         Ok(())
     }
 
+    /// What the server has written into its log.
+    pub fn log(&self) -> Result<String> {
+        let log = fs::read(self.output()).context("could not read the server's log")?;
+        Ok(String::from_utf8_lossy(&log).into_owned())
+    }
+
     /// A new, empty database, removed when it is dropped.
     pub async fn database(&self) -> Result<Database> {
         Database::create(&self.url()).await
@@ -147,6 +223,10 @@ impl Postgres {
     /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    fn output(&self) -> PathBuf {
+        self.folder.path().join("output.log")
     }
 
     fn data(&self) -> PathBuf {
@@ -188,8 +268,8 @@ fn programs() -> Result<PathBuf> {
         )
 }
 
-/// A user that Postgres can run as: it refuses root.
-fn other_user() -> Result<(u32, u32)> {
+/// A user that Postgres and PgBouncer can run as: they refuse root.
+pub(super) fn other_user() -> Result<(u32, u32)> {
     let users = fs::read_to_string("/etc/passwd").context("could not read /etc/passwd")?;
     ["postgres", "nobody"]
         .iter()

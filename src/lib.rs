@@ -2,6 +2,7 @@
 // definitions of a link, the first counts.
 #![doc = "[your first task]: guide::your_first_task"]
 #![doc = "[choosing tiers]: guide::choosing_tiers"]
+#![doc = "[tiers in Postgres]: guide::tiers_in_postgres"]
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
@@ -13,6 +14,7 @@
 #![doc = "[crashes and poison]: guide::crashes_and_poison"]
 #![doc = "[running on a cluster]: guide::running_on_a_cluster"]
 #![doc = "[coming from Celery]: guide::coming_from_celery"]
+#![doc = "[coming from SQL queues]: guide::coming_from_sql_queues"]
 #![doc = "[guarantees]: guide::guarantees"]
 #![doc = "[how it compares]: guide::how_it_compares"]
 #![doc = "[wire format]: message::wire"]
@@ -48,16 +50,21 @@ pub mod amqp;
 
 mod route;
 
+#[cfg(feature = "postgres")]
+pub mod backlog;
+
+pub mod moving;
+
 pub mod publish;
+
+#[cfg(feature = "postgres")]
+pub mod dead;
 
 mod source;
 
 pub mod execute;
 
 pub mod worker;
-
-#[cfg(feature = "postgres")]
-pub mod dead;
 
 #[cfg(feature = "postgres")]
 pub mod schedule;

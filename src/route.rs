@@ -8,16 +8,27 @@ use std::time::Duration;
 use crate::Error;
 use crate::error::PublishError;
 use crate::topology::Version;
-use crate::topology::{Home, MappedTask, Tier, Topology, delay};
+use crate::topology::{Home, MappedTask, Tier, Topology, UNORDERED_PRIORITY, delay};
 
 /// The place that a message is sent to, and the priority that it is sent with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Destination {
     /// The tier whose workers run the task.
     pub(crate) tier: String,
-    pub(crate) exchange: String,
-    pub(crate) routing_key: String,
+    pub(crate) address: Address,
     pub(crate) priority: u8,
+}
+
+/// Where a message is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// On the broker.
+    Exchange {
+        exchange: String,
+        routing_key: String,
+    },
+    /// As a row of its tier in Postgres, which falls due after this time.
+    Row { after: Duration },
 }
 
 /// The reason why a message is sent, which decides its priority.
@@ -69,7 +80,19 @@ pub(crate) fn destination(
     };
     let tier = topology.tier(tier).ok_or_else(unmapped)?;
     let priority = priority(task, mapped, tier, request)?;
-    let delayed = delay::route(topology.app(), &tier.name, delay)?;
+    if !tier.home.is_on_broker() {
+        return Ok(Destination {
+            tier: tier.name.clone(),
+            address: Address::Row { after: delay },
+            // Without priorities all rows are equal, whatever another program gave them.
+            priority: match tier.home.max_priority() {
+                Some(_) => priority,
+                None => UNORDERED_PRIORITY,
+            },
+        });
+    }
+    let key = topology.names().routing_key(tier);
+    let delayed = delay::route(topology.app(), &key, delay)?;
     if delayed.is_some() && !tier.delays {
         return Err(Error::Publish(PublishError::NoDelays {
             task: task.into(),
@@ -77,17 +100,19 @@ pub(crate) fn destination(
         }));
     }
     let is_in_quorum_queue = match tier.home {
-        Home::Classic { .. } => delayed.is_some(),
+        Home::Classic { .. } | Home::Postgres { .. } => delayed.is_some(),
         Home::Quorum { .. } => true,
     };
     let (exchange, routing_key) = match delayed {
         Some(delayed) => (delayed.exchange, delayed.routing_key),
-        None => (topology.names().tasks_exchange(), tier.name.clone()),
+        None => (topology.names().tasks_exchange(), key),
     };
     Ok(Destination {
         tier: tier.name.clone(),
-        exchange,
-        routing_key,
+        address: Address::Exchange {
+            exchange,
+            routing_key,
+        },
         priority: match is_in_quorum_queue {
             true => priority.min(broker.highest_quorum_priority()),
             false => priority,
@@ -193,6 +218,13 @@ mod tests {
         route_on("4.3.6", task, request, Duration::ZERO).unwrap()
     }
 
+    fn exchange(exchange: &str, routing_key: &str) -> Address {
+        Address::Exchange {
+            exchange: exchange.to_owned(),
+            routing_key: routing_key.to_owned(),
+        }
+    }
+
     fn publish(priority: impl Into<Option<u8>>) -> RouteRequest<'static> {
         RouteRequest::Publish {
             priority: priority.into(),
@@ -212,11 +244,35 @@ mod tests {
         for request in [publish(None), retry("normal", 8), redrive("normal", 8)] {
             let expected = Destination {
                 tier: "urgent".to_owned(),
-                exchange: "shop.tasks".to_owned(),
-                routing_key: "urgent".to_owned(),
+                address: exchange("shop.tasks", "urgent"),
                 priority: 8,
             };
             assert_eq!(route("otp", request), expected, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_tier_in_postgres_takes_rows_with_any_delay_and_its_own_priorities() {
+        let map = MAP.replace(
+            "[tiers.normal]\n        queue = \"quorum\"",
+            "[tiers.normal]\nqueue = \"postgres\"",
+        );
+        let topology = Topology::parse(map).unwrap();
+        let year = Duration::from_secs(365 * 86_400);
+        for (request, priority) in [
+            (publish(None), 5),
+            (publish(10), 10),
+            (retry("normal", 7), 7),
+            (redrive("urgent", 7), 5),
+        ] {
+            let oldest = "3.10.8".parse().unwrap();
+            let expected = Destination {
+                tier: "normal".to_owned(),
+                address: Address::Row { after: year },
+                priority,
+            };
+            let found = destination(&topology, oldest, "mail", request, year);
+            assert_eq!(found.unwrap(), expected, "{request:?}");
         }
     }
 
@@ -226,8 +282,15 @@ mod tests {
             let delay = Duration::from_millis(300);
             let delayed = route_on("4.3.6", "otp", request, delay).unwrap();
             assert_eq!(delayed.tier, "urgent");
-            assert_eq!(delayed.exchange, "shop.delay.urgent.01");
-            assert!(delayed.routing_key.starts_with("urgent.0."), "{delayed:?}");
+            let Address::Exchange {
+                exchange,
+                routing_key,
+            } = &delayed.address
+            else {
+                panic!("{delayed:?}");
+            };
+            assert_eq!(exchange, "shop.delay.urgent.01");
+            assert!(routing_key.starts_with("urgent.0."), "{delayed:?}");
         }
         let too_long = delay::MAX_DELAY + Duration::from_millis(1);
         let refused = route_on("4.3.6", "otp", publish(None), too_long);
@@ -238,13 +301,37 @@ mod tests {
     }
 
     #[test]
+    fn each_generation_of_a_tier_has_a_routing_key_of_its_own() {
+        let map = MAP.replace("[tiers.urgent]", "[tiers.urgent]\ngeneration = 2");
+        let topology = Topology::parse(map).unwrap();
+        let newest = "4.3.6".parse().unwrap();
+        let route = |delay| {
+            let routed = destination(&topology, newest, "otp", publish(None), delay);
+            routed.unwrap().address
+        };
+        assert_eq!(route(Duration::ZERO), exchange("shop.tasks", "urgent:g2"));
+        let Address::Exchange {
+            exchange,
+            routing_key,
+        } = route(Duration::from_millis(300))
+        else {
+            panic!("a tier on the broker");
+        };
+        assert_eq!(exchange, "shop.delay.urgent.01");
+        assert!(routing_key.starts_with("urgent:g2.0."), "{routing_key}");
+    }
+
+    #[test]
     fn a_tier_without_delays_takes_a_message_at_once_or_not_at_all() {
         let map = MAP.replace("[tiers.urgent]", "[tiers.urgent]\ndelays = false");
         let topology = Topology::parse(map).unwrap();
         let newest = "4.3.6".parse().unwrap();
         for request in [publish(None), retry("urgent", 5), redrive("urgent", 5)] {
             let route = |delay| destination(&topology, newest, "otp", request, delay);
-            assert_eq!(route(Duration::ZERO).unwrap().routing_key, "urgent");
+            assert_eq!(
+                route(Duration::ZERO).unwrap().address,
+                exchange("shop.tasks", "urgent")
+            );
             assert!(matches!(
                 route(Duration::from_nanos(1)),
                 Err(Error::Publish(PublishError::NoDelays { tier, .. })) if &*tier == "urgent"

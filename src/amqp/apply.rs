@@ -31,8 +31,6 @@ pub struct Applied {
     pub queues: usize,
     /// How many bindings.
     pub bindings: usize,
-    /// How many bindings of earlier generations are not there any more.
-    pub retired: usize,
     /// Queues that are there and cannot be reached, because their node is down or they have no leader.
     /// Neither their arguments nor their bindings were seen.
     pub unreachable: Vec<String>,
@@ -44,16 +42,12 @@ impl fmt::Display for Applied {
             exchanges,
             queues,
             bindings,
-            retired,
             unreachable,
         } = self;
         write!(
             out,
             "{exchanges} exchanges, {queues} queues and {bindings} bindings are there"
         )?;
-        if *retired > 0 {
-            write!(out, ", {retired} of earlier generations are unbound")?;
-        }
         if !unreachable.is_empty() {
             let names = unreachable.join(", ");
             write!(
@@ -65,7 +59,7 @@ impl fmt::Display for Applied {
     }
 }
 
-/// Declares everything in `plan`, and unbinds the earlier generations of its tiers.
+/// Declares everything in `plan`.
 ///
 /// What is there already stays as it is, so it may run at every start of every process, ten at
 /// once too. Nothing is ever deleted. It ends within two minutes. A queue whose node is down is no
@@ -96,7 +90,6 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
         .map(Command::DeclareExchange)
         .collect();
     let queues: Vec<_> = plan.queues.iter().map(Command::DeclareQueue).collect();
-    let retired: Vec<_> = plan.retired.iter().map(Command::Unbind).collect();
 
     let mut refused = Refused::default();
     let declare = async |commands: &[Command<'_>], refused: &mut Refused| {
@@ -116,12 +109,6 @@ pub async fn apply(connection: &Connection, plan: &Plan) -> Result<Applied, Erro
         exchanges,
         queues,
         bindings: declare(&bindings, &mut refused).await?,
-        // Last, and only where all others are bound: for a moment both generations get what is
-        // published, but never none.
-        retired: match refused.unreachable.is_empty() {
-            true => declare(&retired, &mut refused).await?,
-            false => 0,
-        },
         unreachable: refused.unreachable,
     };
     if refused.differences.is_empty() {
@@ -207,7 +194,7 @@ fn count(
     Ok(succeeded)
 }
 
-fn error(connection: &Connection, command: &Command<'_>, refusal: &Refusal) -> Error {
+pub(super) fn error(connection: &Connection, command: &Command<'_>, refusal: &Refusal) -> Error {
     let address = connection.address();
     if refusal.code == Refusal::ACCESS_REFUSED {
         let user = address.user();

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use lapin::options::{
-    ExchangeBindOptions, ExchangeDeclareOptions, ExchangeUnbindOptions, QueueBindOptions,
-    QueueDeclareOptions,
+    ExchangeBindOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, ExchangeUnbindOptions,
+    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, ExchangeKind};
@@ -20,6 +20,12 @@ pub(super) enum Command<'a> {
     Unbind(&'a Binding),
     FindExchange(&'a str),
     FindQueue(&'a str),
+    DeleteExchange(&'a str),
+    DeleteQueue {
+        name: &'a str,
+        /// Whether the broker refuses while the queue has messages or consumers. Only classic queues implement it.
+        only_if_unused: bool,
+    },
 }
 
 /// How many messages and consumers a queue has; zero for other commands.
@@ -81,6 +87,21 @@ impl Command<'_> {
                     consumers: queue.consumer_count(),
                 });
             }
+            Command::DeleteExchange(name) => {
+                let options = ExchangeDeleteOptions::default();
+                channel.exchange_delete(name.into(), options).await?;
+            }
+            Command::DeleteQueue {
+                name,
+                only_if_unused,
+            } => {
+                let options = QueueDeleteOptions {
+                    if_unused: only_if_unused,
+                    if_empty: only_if_unused,
+                    ..QueueDeleteOptions::default()
+                };
+                channel.queue_delete(name.into(), options).await?;
+            }
         }
         Ok(Counts::default())
     }
@@ -107,6 +128,9 @@ impl Command<'_> {
             }
             Command::FindExchange(_) | Command::FindQueue(_) => {
                 "access to the virtual host".to_owned()
+            }
+            Command::DeleteExchange(name) | Command::DeleteQueue { name, .. } => {
+                format!("configure on {name:?}")
             }
         }
     }
@@ -198,6 +222,8 @@ impl fmt::Display for Command<'_> {
             }
             Command::FindExchange(name) => write!(out, "look for the exchange {name:?}"),
             Command::FindQueue(name) => write!(out, "look for the queue {name:?}"),
+            Command::DeleteExchange(name) => write!(out, "delete the exchange {name:?}"),
+            Command::DeleteQueue { name, .. } => write!(out, "delete the queue {name:?}"),
         }
     }
 }

@@ -57,13 +57,6 @@ pub struct Connection {
     gate: Option<ClosesGate>,
 }
 
-/// The error of an app without a broker.
-pub(crate) fn no_address() -> Error {
-    Error::Broker(BrokerError::InvalidUrl {
-        problem: "none was given: call .amqp(…) on the builder".into(),
-    })
-}
-
 /// lapin's connection, and whose it is.
 enum Handle {
     Own(lapin::Connection),
@@ -133,14 +126,18 @@ impl Connection {
 
     /// Connects to the first of `urls` that answers.
     pub(crate) async fn open_any(urls: &[Secret], name: &str) -> Result<Self, Error> {
-        let mut refused = no_address();
+        let mut refused = None;
         for url in urls {
             match Self::open(url.expose(), name).await {
                 Ok(connection) => return Ok(connection),
-                Err(error) => refused = error,
+                Err(error) => refused = Some(error),
             }
         }
-        Err(refused)
+        Err(refused.unwrap_or_else(|| {
+            Error::Broker(BrokerError::InvalidUrl {
+                problem: "there is none".into(),
+            })
+        }))
     }
 
     /// The next free connection of the app's pool, for publishing. What `known` tells of the broker holds for it

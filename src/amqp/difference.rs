@@ -141,13 +141,15 @@ fn help(plan: &Plan, kind: ObjectKind, name: &str) -> String {
         .bindings
         .iter()
         .find(|binding| binding.source == tasks_exchange && binding.destination == name)
-        .map(|binding| binding.routing_key.as_str());
+        .and_then(|binding| binding.routing_key.split(':').next());
     match (kind, tier) {
         (ObjectKind::Queue, Some(tier)) => {
-            let next = generation(plan, tier, name) + 1;
+            let now = generation(plan, tier, name);
+            let next = now + 1;
             format!(
-                "take the change back, or set generation = {next} in [tiers.{tier}] and apply: new \
-                 messages then go to {}.{tier}.g{next}; let {name} drain and delete it by hand",
+                "take the change back, or set generation = {next} in [tiers.{tier}] and formerly = {{ queue = …, \
+                 generation = {now} }} with the type that {name} has, and apply: new messages then go to \
+                 {}.{tier}.g{next}, workers take from both, and `tierline topology move` deletes {name} in the end",
                 plan.app
             )
         }

@@ -7,6 +7,7 @@ mod connection;
 mod difference;
 mod doctor;
 pub(crate) mod error;
+pub(crate) mod former;
 #[cfg(feature = "management")]
 mod management;
 mod run_commands;
@@ -16,7 +17,7 @@ mod stream;
 pub use address::Address;
 pub use apply::{Applied, apply};
 pub use connection::Connection;
-pub(crate) use connection::{close_unanswered, no_address};
+pub(crate) use connection::close_unanswered;
 pub use difference::{ArgumentDifference, Difference, Mismatch, ObjectKind};
 pub use doctor::{Finding, Report, Severity, doctor};
 pub(crate) use run_commands::{QueueState, queue_state};

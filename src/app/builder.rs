@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Tierline;
+use super::check::check_homes;
+#[cfg(feature = "deadpool-lapin")]
+use super::check::check_size;
 #[cfg(feature = "deadpool-lapin")]
 use super::connect::AppPool;
 use super::connect::Connecting;
+#[cfg(feature = "postgres")]
+use super::database::DatabaseSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
-use crate::dead::{DeadLetters, Outcomes, Triage};
-#[cfg(feature = "deadpool-lapin")]
-use crate::error::BrokerError;
-use crate::observe::{Event, Observers};
+use crate::backlog::RowWriters;
 #[cfg(feature = "postgres")]
-use crate::postgres::Database;
+use crate::dead::{DeadLetters, Outcomes, Triage};
+use crate::observe::{Event, Observers};
 use crate::publish::{Connections, Publisher, TraceContext};
 use crate::secret::Secret;
 use crate::task::{AddedMiddleware, Data, Middleware, Registry};
@@ -43,9 +46,7 @@ pub struct Builder {
     #[cfg(feature = "deadpool-lapin")]
     amqp_pool: Option<deadpool_lapin::Pool>,
     #[cfg(feature = "postgres")]
-    postgres: Option<Postgres>,
-    #[cfg(feature = "postgres")]
-    postgres_connections: u32,
+    postgres: DatabaseSettings,
     #[cfg(feature = "postgres")]
     triage: Triage,
     name: String,
@@ -62,13 +63,6 @@ pub struct Builder {
     unreadable: Unreadable,
 }
 
-/// Where the database is.
-#[cfg(feature = "postgres")]
-enum Postgres {
-    Url(Secret),
-    Pool(sqlx::PgPool),
-}
-
 /// Two: while one is made again, the other goes on.
 const PUBLISH_CONNECTIONS: usize = 2;
 /// Long enough for a broker that is started at the same time as the app.
@@ -83,9 +77,7 @@ impl Builder {
             #[cfg(feature = "deadpool-lapin")]
             amqp_pool: None,
             #[cfg(feature = "postgres")]
-            postgres: None,
-            #[cfg(feature = "postgres")]
-            postgres_connections: crate::postgres::MAX_CONNECTIONS,
+            postgres: DatabaseSettings::default(),
             #[cfg(feature = "postgres")]
             triage: Triage::default(),
             on_connect: OnConnect::default(),
@@ -102,7 +94,8 @@ impl Builder {
         }
     }
 
-    /// Adds the URL of a broker, or of one more node of its cluster. Queues that are missing are declared through all of
+    /// Adds the URL of a broker, or of one more node of its cluster. A map whose tiers are all in Postgres needs none.
+    /// Queues that are missing are declared through all of
     /// them in turn, so that each node leads some, and each tier's connections begin at its node: name the nodes in the
     /// same order in all processes.
     ///
@@ -141,29 +134,40 @@ impl Builder {
         self
     }
 
-    /// The URL of the database for dead letters and schedules; see [`Database::new`]. It need not be up when the
-    /// app connects. Prepare it once with [`Database::migrate`] or `tierline migrate`.
+    /// The URL of the database for tiers in Postgres, dead letters and schedules; see [`Database::new`](crate::Database::new).
+    ///
+    /// If the map has tiers in Postgres, [`connect`](Self::connect) reaches it and creates the tables, as
+    /// [`on_connect`](Self::on_connect) says. Otherwise it need not be up when the app connects; prepare it once with
+    /// [`Database::migrate`](crate::Database::migrate) or `tierline migrate`.
     #[cfg(feature = "postgres")]
     pub fn postgres(mut self, url: impl Into<String>) -> Self {
-        self.postgres = Some(Postgres::Url(Secret::new(url)));
+        self.postgres.url(url);
         self
     }
 
-    /// How many connections tierline has to the database of [`postgres`](Self::postgres) at most, apart from two of
-    /// the scheduler. At least 1. Default: 8. A pool of the app's own has the size that the app gave it.
+    /// How many connections the pool to the database of [`postgres`](Self::postgres) has at most, which dead letters,
+    /// schedules and operators use. Workers, publishers to tiers in Postgres and the scheduler have their own beside it:
+    /// see the guide's page [tiers in Postgres](crate::guide::tiers_in_postgres). At least 1. Default: 8. A pool of the
+    /// app's own has the size that the app gave it.
     #[cfg(feature = "postgres")]
-    pub fn postgres_connections(self, most: u32) -> Self {
-        Self {
-            postgres_connections: most.max(1),
-            ..self
-        }
+    pub fn postgres_connections(mut self, most: u32) -> Self {
+        self.postgres.connections = most.max(1);
+        self
     }
 
-    /// The database over a pool that the app has already, in place of a URL; see [`Database::from_pool`]. It stays
+    /// Whether a transaction pooler, such as PgBouncer with `pool_mode = transaction`, is between the app and Postgres;
+    /// see [`Database::behind_pooler`](crate::Database::behind_pooler). Default: no, and the app refuses to connect through one.
+    #[cfg(feature = "postgres")]
+    pub fn postgres_pooler(mut self, is_behind_pooler: bool) -> Self {
+        self.postgres.is_behind_pooler = is_behind_pooler;
+        self
+    }
+
+    /// The database over a pool that the app has already, in place of a URL; see [`Database::from_pool`](crate::Database::from_pool). It stays
     /// open when tierline is [closed](Tierline::close).
     #[cfg(feature = "postgres")]
     pub fn postgres_pool(mut self, pool: sqlx::PgPool) -> Self {
-        self.postgres = Some(Postgres::Pool(pool));
+        self.postgres.pool(pool);
         self
     }
 
@@ -194,7 +198,7 @@ impl Builder {
         Self { triage, ..self }
     }
 
-    /// What to do about the broker's queues and exchanges. Default: [`OnConnect::Apply`].
+    /// What to do about the broker's queues and exchanges, and the tables of tiers in Postgres. Default: [`OnConnect::Apply`].
     pub fn on_connect(self, on_connect: OnConnect) -> Self {
         Self { on_connect, ..self }
     }
@@ -305,21 +309,23 @@ impl Builder {
         }
     }
 
-    /// Connects to the first broker that answers, and brings its queues and exchanges into the state of the map, as
+    /// Reaches the servers that the map needs: connects to the first broker that answers, and brings its queues and exchanges into the state of the map, as
     /// [`on_connect`](Self::on_connect) says. Tries all addresses in turn, ten seconds each at most, until the
     /// [`connect_timeout`](Self::connect_timeout) is over; a failure that does not pass by itself, such as a refused
     /// login, ends it at once.
     ///
     /// # Errors
-    /// As [`Connection::open`](crate::amqp::Connection::open), [`apply`](crate::amqp::apply), [`doctor`](crate::amqp::doctor) and [`Database::new`]; [`BrokerError::NotVerified`](crate::error::BrokerError::NotVerified) where something is
+    /// [`TopologyError::NoBroker`](crate::error::TopologyError::NoBroker) and [`TopologyError::NoDatabase`](crate::error::TopologyError::NoDatabase) where the map has tiers on a server that has no address;
+    /// as [`Connection::open`](crate::amqp::Connection::open), [`apply`](crate::amqp::apply), [`doctor`](crate::amqp::doctor) and [`Database::new`](crate::Database::new); [`BrokerError::NotVerified`](crate::error::BrokerError::NotVerified) where something is
     /// missing and must not be declared; [`WorkerError::MiddlewareWithoutTarget`](crate::error::WorkerError::MiddlewareWithoutTarget) where the map does not have the group or
     /// the task of a middleware; [`BrokerError::InvalidPool`](crate::error::BrokerError::InvalidPool) where the pool of AMQP connections is too
     /// small, or leads to another virtual host; [`Error::InvalidDuration`].
     pub async fn connect(self) -> Result<Tierline, Error> {
         let limit = self.connect_timeout;
         let (app, connecting) = self.build()?;
-        let connection = connecting.within(limit).await?;
-        app.publisher.ready(connection);
+        if let Some(connection) = connecting.within(limit).await? {
+            app.publisher.ready(connection);
+        }
         Ok(app)
     }
 
@@ -359,8 +365,6 @@ impl Builder {
             #[cfg(feature = "postgres")]
             postgres,
             #[cfg(feature = "postgres")]
-            postgres_connections,
-            #[cfg(feature = "postgres")]
             triage,
             name,
             on_connect,
@@ -384,14 +388,7 @@ impl Builder {
             check_size(pool, publish_connections, topology.groups().len())?;
         }
         #[cfg(feature = "postgres")]
-        let database = match postgres {
-            Some(Postgres::Url(url)) => {
-                let database = Database::with_connections(url.expose(), postgres_connections)?;
-                Some(database)
-            }
-            Some(Postgres::Pool(pool)) => Some(Database::from_pool(pool)),
-            None => None,
-        };
+        let database = postgres.database()?;
         #[cfg(feature = "postgres")]
         let outcomes = database.as_ref().map(|database| {
             let outcomes = Outcomes::start(database.clone(), topology.app());
@@ -399,6 +396,16 @@ impl Builder {
             observers.add(move |event| recorder.handle(event));
             outcomes
         });
+        #[cfg(feature = "postgres")]
+        let has_database = database.is_some();
+        #[cfg(not(feature = "postgres"))]
+        let has_database = false;
+        check_homes(&topology, !urls.is_empty(), has_database)?;
+        #[cfg(feature = "postgres")]
+        let rows = match topology.postgres_tiers().next() {
+            Some(_) => database.clone().map(|it| RowWriters::new(it, &topology)),
+            None => None,
+        };
         let from = Connections::Own {
             urls: urls.clone(),
             name: name.clone(),
@@ -420,11 +427,13 @@ impl Builder {
             topology.clone(),
             from,
             publish_connections,
+            #[cfg(feature = "postgres")]
+            rows,
             observers.clone(),
             trace,
         );
         #[cfg(feature = "postgres")]
-        let letters = database.map(|database| {
+        let letters = database.clone().map(|database| {
             DeadLetters::new(topology.clone(), database, publisher.clone(), triage)
         });
         let registry = registry.map_or_else(Registry::collected, Ok);
@@ -434,6 +443,10 @@ impl Builder {
             name: name.clone(),
             on_connect,
             observers: observers.clone(),
+            #[cfg(feature = "postgres")]
+            database: database
+                .clone()
+                .filter(|_| topology.tiers_using_postgres().next().is_some()),
             #[cfg(feature = "deadpool-lapin")]
             pool,
         };
@@ -448,6 +461,8 @@ impl Builder {
                 urls,
                 connection_name: name,
                 publisher,
+                #[cfg(feature = "postgres")]
+                database,
                 registry: registry.map(Arc::new).map_err(Arc::new),
                 middleware: Arc::new(middleware),
                 data: Arc::new(data),
@@ -461,21 +476,6 @@ impl Builder {
         };
         Ok((app, connecting))
     }
-}
-
-#[cfg(feature = "deadpool-lapin")]
-fn check_size(pool: &deadpool_lapin::Pool, of_each: usize, groups: usize) -> Result<(), Error> {
-    let (size, needed) = (pool.status().max_size, of_each * groups);
-    if size >= needed {
-        return Ok(());
-    }
-    Err(Error::Broker(BrokerError::InvalidPool {
-        problem: format!(
-            "it has at most {size} connections, and publishing keeps {needed}, {of_each} for each of {groups} worker \
-             groups; set its max_size to {needed} and what the app itself needs, or lower publish_connections"
-        )
-        .into(),
-    }))
 }
 
 /// Without the URLs: they may hold passwords.

@@ -8,10 +8,12 @@ use tokio::time::Instant;
 
 use super::OnConnect;
 use crate::Error;
-use crate::amqp::{Address, Connection, Severity, apply, doctor, no_address, spread};
+use crate::amqp::{Address, Connection, Severity, apply, doctor, spread};
 use crate::backoff::Backoff;
 use crate::error::BrokerError;
 use crate::observe::{Event, Observers, Purpose};
+#[cfg(feature = "postgres")]
+use crate::postgres::Database;
 use crate::publish::WeakPublisher;
 use crate::secret::Secret;
 use crate::topology::Topology;
@@ -26,6 +28,9 @@ pub(super) struct Connecting {
     pub(super) name: String,
     pub(super) on_connect: OnConnect,
     pub(super) observers: Observers,
+    /// The database of tiers in Postgres, if the map has any.
+    #[cfg(feature = "postgres")]
+    pub(super) database: Option<Database>,
     #[cfg(feature = "deadpool-lapin")]
     pub(super) pool: Option<AppPool>,
 }
@@ -39,20 +44,23 @@ pub(super) struct AppPool {
 
 impl Connecting {
     /// # Errors
-    /// Where there is no address, or one that cannot be read.
+    /// Where an address cannot be read.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.urls.is_empty() {
-            return Err(no_address());
-        }
         let mut urls = self.urls.iter();
         urls.try_for_each(|url| url.expose().parse::<Address>().map(drop))
     }
 
-    /// Tries all addresses in turn until one answers, for `limit`.
+    /// Whether any tier of the map is on the broker, or was before it moved.
+    fn needs_broker(&self) -> bool {
+        self.topology.tiers_using_broker().next().is_some()
+    }
+
+    /// Prepares the database if the map needs one, and tries all addresses of the broker in turn until one answers, for
+    /// `limit`. `None`: the map needs no broker.
     ///
     /// # Errors
     /// What the last attempt met. A failure that does not pass by itself is returned at once.
-    pub(super) async fn within(&self, limit: Duration) -> Result<Connection, Error> {
+    pub(super) async fn within(&self, limit: Duration) -> Result<Option<Connection>, Error> {
         let begin = Instant::now();
         let mut backoff = Backoff::new();
         loop {
@@ -69,11 +77,23 @@ impl Connecting {
         }
     }
 
-    /// Tries until it succeeds, whatever fails, or until the app is closed or dropped. Then publishing begins.
+    /// Tries until it succeeds, whatever fails, or until the app is closed or dropped. Then publishing begins. Neither
+    /// server waits for the other.
     pub(super) async fn until_ready(self, publisher: WeakPublisher) {
+        #[cfg(feature = "postgres")]
+        let database = self.database_until_ready(&publisher);
+        #[cfg(not(feature = "postgres"))]
+        let database = async {};
+        tokio::join!(database, self.broker_until_ready(&publisher));
+    }
+
+    async fn broker_until_ready(&self, publisher: &WeakPublisher) {
+        if !self.needs_broker() {
+            return;
+        }
         let mut backoff = Backoff::new();
         loop {
-            let attempted = self.attempt().await;
+            let attempted = self.attempt_broker().await;
             let Some(publisher) = publisher.upgrade() else {
                 return;
             };
@@ -85,6 +105,21 @@ impl Connecting {
                 }
             }
             drop(publisher);
+            backoff.pause().await;
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    async fn database_until_ready(&self, publisher: &WeakPublisher) {
+        let mut backoff = Backoff::new();
+        while let Err(error) = self.prepare_database().await {
+            match backoff.is_worth_a_warning() {
+                true => tracing::warn!(%error, "cannot prepare the database, trying again"),
+                false => tracing::debug!(%error, "cannot prepare the database, trying again"),
+            }
+            if publisher.upgrade().is_none() {
+                return;
+            }
             backoff.pause().await;
         }
     }
@@ -101,8 +136,18 @@ impl Connecting {
         });
     }
 
+    /// Prepares the database and the broker, whichever of them the map needs.
+    async fn attempt(&self) -> Result<Option<Connection>, Error> {
+        #[cfg(feature = "postgres")]
+        self.prepare_database().await?;
+        match self.needs_broker() {
+            true => self.attempt_broker().await.map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// Connects to the first address that answers, and prepares the broker.
-    async fn attempt(&self) -> Result<Connection, Error> {
+    async fn attempt_broker(&self) -> Result<Connection, Error> {
         let connection = Connection::open_any(&self.urls, &self.name).await?;
         self.prepare(&connection).await?;
         #[cfg(feature = "deadpool-lapin")]
@@ -113,6 +158,22 @@ impl Connecting {
             return Ok(pooled);
         }
         Ok(connection)
+    }
+
+    /// Brings the tables of tiers in Postgres up to date, or checks that they are there.
+    #[cfg(feature = "postgres")]
+    async fn prepare_database(&self) -> Result<(), Error> {
+        let Some(database) = &self.database else {
+            return Ok(());
+        };
+        match self.on_connect {
+            OnConnect::Apply => {
+                let migrated = database.migrate().await?;
+                tracing::debug!(%migrated);
+                Ok(())
+            }
+            OnConnect::Verify | OnConnect::Nothing => database.check_backlog().await,
+        }
     }
 
     async fn prepare(&self, connection: &Connection) -> Result<(), Error> {

@@ -6,8 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// The broker, as publishing knows it.
-    pub broker: HealthState,
+    /// The broker, as publishing knows it; `None` where the map needs none.
+    pub broker: Option<HealthState>,
     /// The database; `None` where the builder was given none.
     pub database: Option<HealthState>,
 }
@@ -27,18 +27,25 @@ pub enum HealthState {
 impl Health {
     /// Whether everything is up: whether the app should get requests that publish.
     pub fn is_ready(&self) -> bool {
-        let database = self.database.as_ref();
-        self.broker == HealthState::Up && database.is_none_or(|it| *it == HealthState::Up)
+        let servers = [&self.broker, &self.database];
+        servers
+            .into_iter()
+            .flatten()
+            .all(|it| *it == HealthState::Up)
     }
 }
 
 impl fmt::Display for Health {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "broker: {}", self.broker)?;
-        match &self.database {
-            Some(database) => write!(out, "\ndatabase: {database}"),
-            None => Ok(()),
+        let servers = [("broker", &self.broker), ("database", &self.database)];
+        let mut separator = "";
+        for (name, state) in servers {
+            if let Some(state) = state {
+                write!(out, "{separator}{name}: {state}")?;
+                separator = "\n";
+            }
         }
+        Ok(())
     }
 }
 
@@ -59,12 +66,21 @@ mod tests {
 
     #[test]
     fn an_app_is_ready_when_all_that_it_was_given_is_up() {
-        let health = |broker, database| Health { broker, database };
+        let health = |broker, database| Health {
+            broker: Some(broker),
+            database,
+        };
         let down = || HealthState::Down("it is away".to_owned());
         assert!(health(HealthState::Up, None).is_ready());
         assert!(health(HealthState::Up, Some(HealthState::Up)).is_ready());
         assert!(!health(HealthState::Blocked, None).is_ready());
         assert!(!health(HealthState::Up, Some(down())).is_ready());
+        let of_database = Health {
+            broker: None,
+            database: Some(HealthState::Up),
+        };
+        assert!(of_database.is_ready());
+        assert_eq!(of_database.to_string(), "database: up");
         assert_eq!(
             health(down(), Some(HealthState::Up)).to_string(),
             "broker: down: it is away\ndatabase: up"

@@ -1,7 +1,10 @@
 //! The app: the only place where the modules are wired together.
 
 mod builder;
+mod check;
 mod connect;
+#[cfg(feature = "postgres")]
+mod database;
 mod health;
 
 use std::fmt;
@@ -11,6 +14,8 @@ use futures_util::stream::Stream;
 use serde_json::Value;
 
 use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::backlog::Backlog;
 #[cfg(feature = "postgres")]
 use crate::dead::{Collector, DeadLetters, Outcomes};
 #[cfg(feature = "postgres")]
@@ -124,11 +129,13 @@ impl Tierline {
     /// ```
     pub async fn health(&self) -> Health {
         Health {
-            broker: match self.publisher.status() {
-                PublisherStatus::Up => HealthState::Up,
-                PublisherStatus::Blocked => HealthState::Blocked,
-                PublisherStatus::Down(why) => HealthState::Down(why),
-            },
+            broker: self.topology().tiers_using_broker().next().map(|_| {
+                match self.publisher.status() {
+                    PublisherStatus::Up => HealthState::Up,
+                    PublisherStatus::Blocked => HealthState::Blocked,
+                    PublisherStatus::Down(why) => HealthState::Down(why),
+                }
+            }),
             #[cfg(feature = "postgres")]
             database: match &self.letters {
                 Some(letters) => Some(match letters.database().check().await {
@@ -178,6 +185,17 @@ impl Tierline {
         Ok(self.log("use the database")?.database())
     }
 
+    /// The tasks that wait or run in tiers in Postgres: list, show, cancel.
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn backlog(&self) -> Result<Backlog, Error> {
+        let database = self.log("use the tasks in Postgres")?.database();
+        let backlog = Backlog::new(self.topology().clone(), database.clone());
+        Ok(backlog.by(&self.work.connection_name))
+    }
+
     /// The log of dead letters: list, group, redrive, discard.
     ///
     /// # Errors
@@ -187,7 +205,8 @@ impl Tierline {
         self.log("use the log of dead letters").cloned()
     }
 
-    /// What takes dead letters from their queues into the log, on a connection of its own.
+    /// What takes dead letters from their queues into the log, on a connection of its own, deletes old ones and reports
+    /// their growth. If all tiers of the map are in Postgres, dead letters are in the log already, and it does the rest.
     ///
     /// # Errors
     /// [`DatabaseError::NotConfigured`] where the builder was given none.

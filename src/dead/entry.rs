@@ -9,8 +9,8 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::fingerprint::fingerprint;
-use super::{Reason, identity, properties};
-use crate::message::{Death, FailedAttempt, Message, Repaired, wire};
+use super::{Reason, identity};
+use crate::message::{Death, FailedAttempt, Message, Repaired, properties, wire};
 use crate::topology::Topology;
 
 /// The tier of dead letters for which the map has no tier. No tier of a map may have this name.
@@ -25,14 +25,17 @@ const MOST_LIVES: i32 = 1_000_000;
 pub(super) struct DeadLetterQueue {
     pub(super) queue: String,
     pub(super) tier: String,
+    /// Whether the tier has moved to Postgres, so that the queue may be gone.
+    pub(super) is_former: bool,
 }
 
 impl DeadLetterQueue {
     pub(super) fn all(topology: &Topology) -> Vec<Self> {
         let names = topology.names();
-        let tiers = topology.tiers().iter().map(|tier| Self {
+        let tiers = topology.tiers_using_broker().map(|tier| Self {
             queue: names.dead_letter_queue(&tier.name),
             tier: tier.name.clone(),
+            is_former: !tier.home.is_on_broker(),
         });
         tiers.collect()
     }
@@ -40,7 +43,7 @@ impl DeadLetterQueue {
 
 /// A row to be written.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub(super) identity: String,
     /// The identity that an earlier release may have given to the same message. Rows of that release keep
     /// it.
@@ -72,6 +75,37 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// The row for a dead letter of a tier in Postgres, with the properties that a dead letter on the broker would have.
+    pub(crate) fn of_tier(
+        topology: &Topology,
+        tier: &str,
+        sent: &BasicProperties,
+        payload: Vec<u8>,
+        now: SystemTime,
+    ) -> Self {
+        let source = DeadLetterQueue {
+            queue: String::new(),
+            tier: tier.to_owned(),
+            is_former: false,
+        };
+        Self {
+            // Only a collector meets rows of earlier releases.
+            earlier_identity: None,
+            ..Self::new(topology, &source, sent, payload, now)
+        }
+    }
+
+    /// Leaves out what Postgres may refuse, one step further with each call. Whether there was anything to leave out.
+    pub(crate) fn reduce(&mut self) -> bool {
+        if self.is_json {
+            self.without_json();
+            return true;
+        }
+        let has_texts = self.headers.is_some();
+        self.bytes_alone();
+        has_texts
+    }
+
     /// The row for a delivery that arrived from `source` at `now`.
     pub(super) fn new(
         topology: &Topology,
@@ -221,7 +255,10 @@ fn broker_death(
         let read = |name: &str| death.inner().get(name);
         let queue = read("queue").and_then(wire::text)?;
         if let Some(tier) = tier
-            && !topology.names().is_generation_of(tier, &queue)
+            && topology
+                .names()
+                .generation_number(&tier.name, &queue)
+                .is_none()
         {
             return None;
         }

@@ -12,6 +12,13 @@ pub enum DeadLetterError {
         problem: Box<str>,
     },
 
+    /// A redrive was asked for, and the log was opened without an app that publishes. Nothing was changed.
+    #[error(
+        "this log of dead letters cannot redrive, because it has no publisher: take the log from \
+         Tierline::dead_letters of a connected app"
+    )]
+    NoPublisher,
+
     /// A tier was named that is neither in the map nor in the log of dead letters.
     #[error(
         "there is no tier {tier:?} in the map, and no dead letter of one; {}",
@@ -61,6 +68,7 @@ impl DeadLetterError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             DeadLetterError::InvalidFilter { .. } => ErrorKind::Invalid,
+            DeadLetterError::NoPublisher => ErrorKind::Configuration,
             DeadLetterError::UnknownTier { .. }
             | DeadLetterError::NotFound { .. }
             | DeadLetterError::OperationNotFound { .. } => ErrorKind::NotFound,

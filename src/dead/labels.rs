@@ -85,7 +85,7 @@ labels! {
         Unroutable = "unroutable",
         /// The broker: a consumer rejected it without requeueing it.
         Rejected = "rejected",
-        /// The broker: its TTL in the queue ended.
+        /// The broker, or a worker for a tier in Postgres: the TTL of its tier ended.
         Expired = "expired",
         /// The broker: it exceeded the queue's delivery limit.
         DeliveryLimit = "delivery limit",
@@ -135,6 +135,7 @@ impl From<DeadReason> for Reason {
             DeadReason::Hung => Self::Hung,
             DeadReason::NoDelays => Self::NoDelays,
             DeadReason::Unroutable => Self::Unroutable,
+            DeadReason::Expired => Self::Expired,
         }
     }
 }
@@ -167,6 +168,7 @@ mod tests {
             "hung",
             "no delays",
             "unroutable",
+            "expired",
         ] {
             let reason = DeadReason::parse(text).unwrap();
             assert_eq!(Reason::from(reason).as_str(), text);

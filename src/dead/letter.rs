@@ -9,7 +9,8 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::fingerprint::hex;
-use super::{Reason, RedriveOutcome, State, identity, properties, time_filter};
+use super::{Reason, RedriveOutcome, State, identity, time_filter};
+use crate::message::properties;
 use crate::postgres::Time;
 
 /// A dead letter without the fields that may be large.

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection};
-
 use super::entry::Entry;
 use super::identity;
 use crate::Error;
 use crate::error::DatabaseError;
-use crate::postgres::{Database, STATEMENT_LIMIT, Time};
+use crate::postgres::{Database, PgConnection, STATEMENT_LIMIT, Time};
 
 /// From this many bytes on, a connection drops its buffer after the statement.
 const LARGE: usize = 1 << 20;
@@ -52,6 +50,11 @@ pub(super) async fn write(
     Ok(written)
 }
 
+/// Writes the row of one dead letter.
+pub(crate) async fn write_entry(database: &Database, app: &str, entry: Entry) -> Result<(), Error> {
+    write(database, app, &[entry]).await.map(drop)
+}
+
 /// Writes a row that Postgres refuses, with less in it. It changes a copy: if Postgres refuses everything,
 /// as a read-only database does, the next attempt writes the full row.
 async fn write_less(database: &Database, app: &str, row: &[Entry]) -> Result<Written, Error> {
@@ -88,23 +91,13 @@ async fn insert(
     bytes: usize,
 ) -> Result<u64, sqlx::Error> {
     let mut connection = database.pool().acquire().await?;
-    let redriven: Vec<&Entry> = entries
-        .iter()
-        .filter(|entry| entry.redriven_from.is_some())
-        .collect();
-    let new = if redriven.is_empty() {
-        insert_rows(&mut connection, app, entries).await?
-    } else {
+    let new = if entries.iter().any(|it| it.redriven_from.is_some()) {
         let mut transaction = connection.begin().await?;
-        let new = insert_rows(&mut transaction, app, entries).await?;
-        mark_dead_again(&mut transaction, app, &redriven).await?;
+        let new = insert_entries(&mut transaction, app, entries).await?;
         transaction.commit().await?;
         new
-    };
-    let repeated = entries.len() as u64 - new;
-    let new = match repeated {
-        0 => new,
-        _ => new + insert_later_deaths(&mut connection, app, entries).await?,
+    } else {
+        insert_entries(&mut connection, app, entries).await?
     };
     if bytes >= LARGE {
         connection.shrink_buffers();
@@ -112,10 +105,29 @@ async fn insert(
     Ok(new)
 }
 
+/// Inserts the rows, and marks the rows that they were redriven from: several statements, for a transaction where
+/// there are such. Returns how many are new.
+pub(crate) async fn insert_entries(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    entries: &[Entry],
+) -> Result<u64, sqlx::Error> {
+    let redriven = entries.iter().filter(|it| it.redriven_from.is_some());
+    let redriven: Vec<&Entry> = redriven.collect();
+    let new = insert_rows(connection, app, entries).await?;
+    if !redriven.is_empty() {
+        mark_dead_again(connection, app, &redriven).await?;
+    }
+    match entries.len() as u64 - new {
+        0 => Ok(new),
+        _ => Ok(new + insert_later_deaths(connection, app, entries).await?),
+    }
+}
+
 /// Inserts rows for messages that died after an operator discarded or redrove an equal message: nobody
 /// would look at the old row again. An application may publish the same task under the same id every day.
 async fn insert_later_deaths(
-    connection: &mut PgConnection,
+    connection: &mut PgConnection<'_>,
     app: &str,
     entries: &[Entry],
 ) -> Result<u64, sqlx::Error> {
@@ -194,7 +206,7 @@ const INSERT_UNLESS_KNOWN: &str = insert_where!(
 );
 
 async fn insert_rows(
-    connection: &mut PgConnection,
+    connection: &mut PgConnection<'_>,
     app: &str,
     entries: &[Entry],
 ) -> Result<u64, sqlx::Error> {
@@ -243,7 +255,7 @@ async fn insert_rows(
 
 /// Marks the rows that these messages were redriven from: their redrive failed.
 async fn mark_dead_again(
-    connection: &mut PgConnection,
+    connection: &mut PgConnection<'_>,
     app: &str,
     redriven: &[&Entry],
 ) -> Result<(), sqlx::Error> {

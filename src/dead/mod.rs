@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `entry`, `identity`, `fingerprint`, `properties` | make a log row from a delivery of a dead-letter queue |
+//! | `entry`, `identity`, `fingerprint` | make a log row from a delivery of a dead-letter queue |
 //! | `collect`, `queues`, `subscription`, `log`, `housekeeping` | move dead letters into the log; retention and growth alerts |
 //! | `filter`, `time_filter`, `letter`, `list`, `labels` | read the log |
 //! | `triage` | the probable cause of a failure, and what to do about it |
@@ -25,7 +25,6 @@ mod list;
 mod log;
 mod operation;
 mod outcome;
-mod properties;
 mod queues;
 mod redrive;
 mod subscription;
@@ -39,12 +38,14 @@ use std::time::Duration;
 
 pub use bulk::{BulkRedrive, Canary};
 pub use collect::Collector;
+pub(crate) use entry::Entry;
 pub use entry::UNROUTED;
 pub use filter::{Cursor, Filter, Page};
 pub use housekeeping::DEFAULT_RETENTION;
 pub use labels::{Reason, RedriveOutcome, State};
 pub use letter::{Action, DeadLetter, PastAttempt, Summary};
 pub use list::{FailureGroup, Listed, TierCount};
+pub(crate) use log::{insert_entries, write_entry};
 pub use operation::{Operation, OperationKind, OperationState};
 #[doc(hidden)]
 pub use outcome::Outcomes;
@@ -53,7 +54,7 @@ pub(crate) use time_filter::TIME_PATTERN;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 
 use crate::Error;
-use crate::error::BrokerError;
+use crate::error::DeadLetterError;
 use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::task::IntoDuration;
@@ -111,7 +112,7 @@ impl DeadLetters {
         }
     }
 
-    /// The log of this map's app for programs without a broker. It does everything except redrive.
+    /// The log of this map's app for programs that do not publish. It does everything except redrive.
     pub fn without_broker(topology: Topology, database: Database) -> Self {
         Self {
             topology,
@@ -156,13 +157,9 @@ impl DeadLetters {
 
     /// What redrives go through.
     fn publisher(&self) -> Result<&Publisher, Error> {
-        let none = || {
-            Error::Broker(BrokerError::InvalidUrl {
-                problem: "no broker URL was given, and a redrive publishes to the broker".into(),
-            })
-        };
         self.unreadable.check()?;
-        self.publisher.as_ref().ok_or_else(none)
+        let none = Error::DeadLetter(DeadLetterError::NoPublisher);
+        self.publisher.as_ref().ok_or(none)
     }
 
     pub(crate) fn database(&self) -> &Database {

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::RedriveOutcome;
 use crate::message::Message;
 use crate::observe::Event;
-use crate::postgres::{Database, STATEMENT_LIMIT};
+use crate::postgres::{Database, PgConnection, STATEMENT_LIMIT};
 
 /// How many outcomes may wait for the database; further ones are dropped.
 const WAITING: usize = 10_000;
@@ -147,7 +146,7 @@ async fn write(database: Database, app: String, mut receiver: mpsc::Receiver<Ite
 
 /// Writes the outcome of each row's redrive. `lives` are the redrive counts of the messages that ended.
 pub(super) async fn mark(
-    connection: &mut PgConnection,
+    connection: &mut PgConnection<'_>,
     app: &str,
     rows: &[i64],
     lives: &[i32],

@@ -10,9 +10,9 @@ use lapin::message::Delivery;
 use tokio::time::Instant;
 
 use super::entry::{DeadLetterQueue, Entry};
-use super::properties;
 use super::subscription::{Attempt, Place, Subscription, attempt};
 use crate::Error;
+use crate::message::properties;
 use crate::topology::Topology;
 
 /// How many bytes of messages a batch has, about, before it is written. Until then they take about four
@@ -138,7 +138,14 @@ impl<'c> Queues<'c> {
             Ok(consuming) => consuming,
             Err(refused) => {
                 let (error, name) = (&refused.error, &queue.source.queue);
-                tracing::warn!(%error, queue = name, "cannot consume from a dead-letter queue");
+                match queue.source.is_former {
+                    false => {
+                        tracing::warn!(%error, queue = name, "cannot consume from a dead-letter queue")
+                    }
+                    true => {
+                        tracing::debug!(%error, queue = name, "cannot consume from a dead-letter queue of before a move")
+                    }
+                }
                 queue.try_at = Instant::now() + queue.pause;
                 if refused.is_dangerous {
                     self.apart[index] = true;

@@ -15,11 +15,11 @@ use sqlx::{Postgres, QueryBuilder, Row};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
-use super::{DeadLetters, State, properties};
+use super::{DeadLetters, State};
 use crate::error::{DatabaseError, DeadLetterError, PublishError};
-use crate::message::{Message, Redriven};
+use crate::message::{Message, Redriven, properties};
 use crate::postgres::Time;
-use crate::publish::{Content, DEFAULT_DEADLINE, OutgoingMessage};
+use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing};
 use crate::route::{self, RouteRequest};
 use crate::task::Receipt;
 use crate::topology::Topology;
@@ -289,7 +289,7 @@ fn prepare(
     broker: Version,
     claimed: Claimed,
     who: &str,
-) -> Result<(OutgoingMessage, TaskId, String), Error> {
+) -> Result<(Outgoing, TaskId, String), Error> {
     let refused = |problem: String| {
         Error::DeadLetter(DeadLetterError::Refused {
             id: claimed.id,
@@ -317,16 +317,13 @@ fn prepare(
     let mut message = redriven_message(&claimed, message, &delivered, who);
     // Its wait for a worker begins now; the time in the log does not count.
     message.due_at = Some(now);
-    let letter = OutgoingMessage {
-        tier: route.tier.clone(),
-        exchange: route.exchange,
-        routing_key: route.routing_key,
-        content: Content::Forwarded {
-            payload: claimed.payload,
-            properties: message.follow(&delivered, None),
-        },
+    let content = Content::Forwarded {
+        payload: claimed.payload,
+        properties: message.follow(&delivered, None),
     };
-    Ok((letter, message.id, route.tier))
+    let tier = route.tier.clone();
+    let letter = Outgoing::new(route, &message.id, content)?;
+    Ok((letter, message.id, tier))
 }
 
 fn redriven_message(

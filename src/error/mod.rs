@@ -14,6 +14,8 @@ pub use kind::ErrorKind;
 
 pub use crate::amqp::error::BrokerError;
 #[cfg(feature = "postgres")]
+pub use crate::backlog::error::BacklogError;
+#[cfg(feature = "postgres")]
 pub use crate::dead::error::DeadLetterError;
 #[cfg(feature = "postgres")]
 pub use crate::postgres::error::DatabaseError;
@@ -72,6 +74,11 @@ pub enum Error {
     #[cfg(feature = "postgres")]
     #[error(transparent)]
     Database(#[from] DatabaseError),
+
+    /// A task in Postgres is not there, or not in a state for what was asked.
+    #[cfg(feature = "postgres")]
+    #[error(transparent)]
+    Backlog(#[from] BacklogError),
 
     /// A dead letter or an operation on many of them is not there, or not in a state for what was asked.
     #[cfg(feature = "postgres")]
@@ -136,6 +143,8 @@ impl Error {
             Error::Worker(error) => error.kind(),
             #[cfg(feature = "postgres")]
             Error::Database(error) => error.kind(),
+            #[cfg(feature = "postgres")]
+            Error::Backlog(error) => error.kind(),
             #[cfg(feature = "postgres")]
             Error::DeadLetter(error) => error.kind(),
             Error::InvalidDuration(_) | Error::InvalidToken { .. } => ErrorKind::Invalid,

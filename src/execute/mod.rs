@@ -16,8 +16,9 @@ pub use verdict::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
 use crate::task::{
-    Cancellation, Context, ContextParts, Data, ErrorAdvice, Handling, MiddlewareChains, Outcome,
-    Publish, Registration, Registry, RetryPolicy, TaskError, TaskOptions,
+    CancelReason, Cancellation, Context, ContextParts, Data, ErrorAdvice, Handling,
+    MiddlewareChains, Outcome, Publish, Registration, Registry, RetryPolicy, TaskError,
+    TaskOptions,
 };
 
 /// Executes messages: the one piece of code behind every worker and every test helper.
@@ -252,7 +253,7 @@ async fn run_under_limits(mut running: Guarded, limits: &Limits) -> Result<Outco
     if let Ok(ended) = timeout_at(limits.soft, &mut running).await {
         return ended.map_err(Failure::from);
     }
-    limits.cancellation.cancel();
+    limits.cancellation.cancel_because(CancelReason::SoftLimit);
     match timeout_at(limits.hard, &mut running).await {
         Ok(ended) => ended.map_err(Failure::from),
         Err(_) => {

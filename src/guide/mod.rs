@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [your first task](your_first_task) | How do I begin? |
 //! | [choosing tiers](choosing_tiers) | How urgent is this task? |
+//! | [tiers in Postgres](tiers_in_postgres) | When does a tier belong in Postgres? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
@@ -15,6 +16,7 @@
 //! | [crashes and poison](crashes_and_poison) | A task kills its worker. What now? |
 //! | [running on a cluster](running_on_a_cluster) | What if a node dies? |
 //! | [coming from Celery](coming_from_celery) | What is this called here? |
+//! | [coming from SQL queues](coming_from_sql_queues) | Which line does what my table of jobs does? |
 //! | [guarantees] | What is guaranteed, and what is not? |
 //! | [how it compares](how_it_compares) | What do other frameworks do? |
 
@@ -23,6 +25,10 @@ pub mod your_first_task {}
 
 #[doc = include_str!("choosing_tiers.md")]
 pub mod choosing_tiers {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("tiers_in_postgres.md")]
+pub mod tiers_in_postgres {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}
@@ -56,6 +62,10 @@ pub mod running_on_a_cluster {}
 
 #[doc = include_str!("coming_from_celery.md")]
 pub mod coming_from_celery {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("coming_from_sql_queues.md")]
+pub mod coming_from_sql_queues {}
 
 #[doc = include_str!("guarantees.md")]
 pub mod guarantees {}

@@ -41,10 +41,12 @@ pub enum DeadReason {
     NoDelays,
     /// Its delay ended, and the map has no tier for it.
     Unroutable,
+    /// It waited for longer than the `ttl` of its tier, which is in Postgres. Queues of the broker do this themselves.
+    Expired,
 }
 
 impl DeadReason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,
@@ -53,6 +55,7 @@ impl DeadReason {
         Self::Hung,
         Self::NoDelays,
         Self::Unroutable,
+        Self::Expired,
     ];
 
     /// The reason in words, as it is written to headers and logs.
@@ -66,6 +69,7 @@ impl DeadReason {
             Self::Hung => "hung",
             Self::NoDelays => "no delays",
             Self::Unroutable => "unroutable",
+            Self::Expired => "expired",
         }
     }
 

@@ -2,6 +2,8 @@
 
 mod death;
 mod identity;
+#[cfg(feature = "postgres")]
+pub(crate) mod properties;
 mod received;
 mod repaired;
 pub mod wire;
@@ -15,6 +17,9 @@ pub(crate) use received::Received;
 pub(crate) use repaired::Repaired;
 
 use crate::task::{PublishRequest, TaskId};
+
+/// From this crash count on a task runs from quarantine.
+pub(crate) const QUARANTINE_FROM: u32 = 2;
 
 /// One task on its way, as a worker receives it.
 ///

@@ -1,5 +1,6 @@
 //! A message as it came, parsed once.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
@@ -13,6 +14,8 @@ use crate::task::TaskId;
 #[derive(Debug)]
 pub(crate) struct Received {
     properties: BasicProperties,
+    /// Whether it came without properties, which are made of the message where they are needed.
+    is_known: bool,
     repaired: Option<Repaired>,
     tier: Arc<str>,
     arrived_at: SystemTime,
@@ -47,11 +50,28 @@ impl Received {
         Self {
             crashes: wire::crashes(&properties),
             properties,
+            is_known: false,
             repaired,
             tier,
             arrived_at,
             unparsed: Mutex::new(payload),
             message: OnceLock::new(),
+            key: OnceLock::new(),
+        }
+    }
+
+    /// A message that is known already, and needs no parsing. It came without properties.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn known(message: Message, arrived_at: SystemTime) -> Self {
+        Self {
+            properties: BasicProperties::default(),
+            is_known: true,
+            repaired: None,
+            tier: message.tier.as_str().into(),
+            arrived_at,
+            crashes: message.crashes,
+            unparsed: Mutex::default(),
+            message: Ok(message).into(),
             key: OnceLock::new(),
         }
     }
@@ -86,6 +106,21 @@ impl Received {
         }
     }
 
+    /// The crash count that properties say.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn crashes_of(properties: &BasicProperties) -> u32 {
+        wire::crashes(properties)
+    }
+
+    /// Says when the message fell due.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn assign_due_at(&mut self, due_at: SystemTime) {
+        let _ = self.message();
+        if let Some(Ok(message)) = self.message.get_mut() {
+            message.due_at = Some(due_at);
+        }
+    }
+
     /// Says which tier the message is of. One that cannot be read is of none.
     pub(crate) fn assign_tier(&mut self, tier: String) {
         let _ = self.message();
@@ -99,6 +134,12 @@ impl Received {
             Ok(message) => &message.payload,
             Err(unreadable) => &unreadable.payload,
         }
+    }
+
+    /// The tier that it arrived in.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn tier(&self) -> &str {
+        &self.tier
     }
 
     /// The id, for logs and errors.
@@ -143,13 +184,21 @@ impl Received {
 
     /// The properties of `message`, which follows this one: a retry or a copy.
     pub(crate) fn successor(&self, message: &Message) -> BasicProperties {
-        message.follow(&self.properties, self.repaired.as_ref())
+        message.follow(&self.properties(), self.repaired.as_ref())
+    }
+
+    /// The properties that it came with.
+    fn properties(&self) -> Cow<'_, BasicProperties> {
+        match self.message() {
+            Ok(message) if self.is_known => Cow::Owned(message.properties(true)),
+            _ => Cow::Borrowed(&self.properties),
+        }
     }
 
     /// The properties of this message's dead letter. `message` is what is known of it today, if it can be
     /// read.
     pub(crate) fn dead_letter(&self, death: &Death, message: Option<&Message>) -> BasicProperties {
-        let properties = death.properties(&self.properties, message, self.repaired.as_ref());
+        let properties = death.properties(&self.properties(), message, self.repaired.as_ref());
         match message {
             // An id that was given at arrival is in logs and events already.
             Some(message) => properties.with_message_id(message.id.as_str().into()),

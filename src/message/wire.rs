@@ -1,8 +1,8 @@
 //! The wire format: a message as AMQP properties and headers, the same for producers in any
 //! language. This is version 2; [version 1](#version-1) is read for ever.
 //!
-//! Publish to the direct exchange `{app}.tasks` with the tier as routing key (`tierline topology plan --json` has both
-//! for every task), with `mandatory` and a confirm: a message under a wrong key is else gone without a word.
+//! Publish to the direct exchange `{app}.tasks` with the tier as routing key, and `{tier}:g2` for the second generation of
+//! its queue (`tierline topology plan --json` has both for every task), with `mandatory` and a confirm: a message under a wrong key is else gone without a word.
 //!
 //! Most tasks need no header at all: the body, four properties, and that is 57 bytes of properties for a task whose
 //! name has 25. A field that would say what its absence means is left out.

@@ -54,7 +54,7 @@ pub enum Event<'a> {
         /// How long the handler ran.
         ran: Duration,
     },
-    /// An attempt failed, and the broker has stored the next one.
+    /// An attempt failed, and the next one is stored.
     Retried {
         /// The task, with the attempt that failed.
         task: TaskRef<'a>,
@@ -63,7 +63,7 @@ pub enum Event<'a> {
         /// Why it failed.
         failure: &'a Failure,
     },
-    /// A handler asked to run later, and the broker has stored the message for then.
+    /// A handler asked to run later, and the message for then is stored.
     Snoozed {
         /// The task.
         task: TaskRef<'a>,
@@ -106,6 +106,12 @@ pub enum Event<'a> {
         task: TaskRef<'a>,
         /// How many workers died while they held it.
         crashes: u32,
+    },
+    /// A worker could not extend the lease of a task in a Postgres tier, and cancels its handler: another worker may run
+    /// the task now.
+    LeaseLost {
+        /// The task.
+        task: TaskRef<'a>,
     },
     /// A delayed task fell due while its tier's queue was away. The queue is there again, and the broker has stored
     /// the task in it.
@@ -172,7 +178,7 @@ pub enum Event<'a> {
     },
 
     /// A long-running part of the app panicked, which is a bug, and is started again after a pause. No task is
-    /// lost: the broker redelivers what the part had not settled.
+    /// lost: what the part had not settled is delivered again.
     Restarted {
         /// The part: `group NAME` of a worker, `collector`, `collector housekeeping`, `scheduler` or
         /// `publish connection`.
@@ -193,7 +199,7 @@ pub enum Event<'a> {
         aborts: bool,
     },
 
-    /// The broker has stored a run of a schedule.
+    /// A run of a schedule is stored.
     SchedulePublished {
         /// The schedule's name.
         schedule: &'a str,

@@ -67,6 +67,20 @@ pub enum DatabaseError {
         cause: Box<str>,
     },
 
+    /// Between the app and Postgres is a transaction pooler, such as PgBouncer with `pool_mode = transaction`, and the
+    /// app did not say so.
+    #[error(
+        "cannot {tried}: this is a transaction pooler, such as PgBouncer with pool_mode = transaction ({cause}); call \
+         .postgres_pooler(true) on the builder or .behind_pooler(true) on the Database, give the command --pooler, or \
+         connect to Postgres itself"
+    )]
+    TransactionPooler {
+        /// What was tried, and where.
+        tried: Box<str>,
+        /// How it was recognised.
+        cause: Box<str>,
+    },
+
     /// The database lacks tables or columns of ours.
     #[error(
         "cannot {tried}: the database is not prepared for this release ({cause}); run its `tierline migrate`, or call \
@@ -84,7 +98,9 @@ impl DatabaseError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             DatabaseError::InvalidUrl { .. } => ErrorKind::Invalid,
-            DatabaseError::NotConfigured { .. } => ErrorKind::Configuration,
+            DatabaseError::NotConfigured { .. } | DatabaseError::TransactionPooler { .. } => {
+                ErrorKind::Configuration
+            }
             DatabaseError::Unreachable { .. } | DatabaseError::Failed { .. } => {
                 ErrorKind::Connection
             }

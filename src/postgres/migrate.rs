@@ -1,26 +1,23 @@
 //! Migrations: create and update tierline's tables.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{Connection, PgConnection, SqlSafeStr};
+use sqlx::migrate::{MigrateError, Migration, MigrationType};
+use sqlx::{Executor, SqlSafeStr};
 
-use super::Database;
+use super::{Database, PgConnection, STATEMENT_LIMIT};
 use crate::Error;
 
-/// The schema of all our tables, and the table of applied migrations.
-const SCHEMA: &str = "tierline";
-const TABLE: &str = "tierline.migrations";
 /// The advisory lock of migrations. The number is ours alone: sqlx's own migrations use another one, so an
 /// app that migrates at the same time does not wait for us.
 const LOCK: i64 = 0x7469_6572_6c69_6e65;
 /// How long to wait for another process that migrates, and how long to migrate.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101), so
+/// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 4] = [
+const MIGRATIONS: [(i64, &str, &str); 7] = [
     (
         1,
         "dead letters",
@@ -41,6 +38,21 @@ const MIGRATIONS: [(i64, &str, &str); 4] = [
         "schedules",
         include_str!("../../migrations/0101_schedules.sql"),
     ),
+    (
+        201,
+        "backlog",
+        include_str!("../../migrations/0201_backlog.sql"),
+    ),
+    (
+        202,
+        "audit log",
+        include_str!("../../migrations/0202_audit_log.sql"),
+    ),
+    (
+        203,
+        "finished tasks",
+        include_str!("../../migrations/0203_finished.sql"),
+    ),
 ];
 
 /// The result of a migration.
@@ -60,6 +72,14 @@ impl fmt::Display for Migrated {
     }
 }
 
+/// Which migrations a database has.
+pub(crate) struct MigrationState {
+    /// The descriptions of those that it lacks, in order.
+    pub(crate) pending: Vec<String>,
+    /// The numbers of those that it has and this release does not know.
+    pub(crate) unknown: Vec<i64>,
+}
+
 impl Database {
     /// Brings the schema `tierline` up to date for this release, and creates it if it is missing.
     ///
@@ -71,91 +91,132 @@ impl Database {
     /// # Errors
     /// [`DatabaseError::Unreachable`](crate::error::DatabaseError::Unreachable), [`DatabaseError::Failed`](crate::error::DatabaseError::Failed) and [`DatabaseError::Refused`](crate::error::DatabaseError::Refused).
     pub async fn migrate(&self) -> Result<Migrated, Error> {
-        self.run(&migrator(&MIGRATIONS)).await
-    }
-
-    async fn run(&self, migrator: &Migrator) -> Result<Migrated, Error> {
-        const TRIED: &str = "migrate the schema tierline";
-        self.within(LIMIT, TRIED, async {
+        let migrations = migrations();
+        self.within(LIMIT, "migrate the schema tierline", async {
             let mut connection = self.pool().acquire().await?;
             if is_prepared(&mut connection).await?
-                && missing(&mut connection, migrator).await?.is_empty()
+                && missing(&mut connection, &migrations).await?.is_empty()
             {
                 return Ok(Migrated {
                     applied: Vec::new(),
                 });
             }
             let mut transaction = connection.begin().await?;
+            // A lock of the transaction: one of the session would stay behind a transaction pooler, on a server
+            // connection of other clients.
             sqlx::query("SELECT pg_advisory_xact_lock($1)")
                 .bind(LOCK)
                 .execute(&mut *transaction)
                 .await?;
             // Another process may have migrated while we waited. A check whether the table exists would not do:
             // within a transaction Postgres may remember that it did not.
-            let preparing = async {
-                transaction.create_schema_if_not_exists(SCHEMA).await?;
-                transaction.ensure_migrations_table(TABLE).await
-            };
-            preparing.await.map_err(plain)?;
-            let applied = missing(&mut transaction, migrator).await?;
-            let migrating = migrator.run_direct(None, &mut *transaction, false).await;
-            migrating.map_err(plain)?;
+            transaction.execute(sqlx::raw_sql(PREPARE)).await?;
+            let missing = missing(&mut transaction, &migrations).await?;
+            for migration in &missing {
+                apply(&mut transaction, migration).await?;
+            }
             transaction.commit().await?;
-            Ok(Migrated { applied })
+            let applied = missing.iter().map(|it| it.description.to_string());
+            Ok(Migrated {
+                applied: applied.collect(),
+            })
         })
         .await
     }
+
+    /// Compares the migrations of the database with those of this release. Changes nothing.
+    pub(crate) async fn migration_state(&self) -> Result<MigrationState, Error> {
+        let migrations = migrations();
+        let reading = async {
+            let mut connection = self.pool().acquire().await?;
+            let applied = match is_prepared(&mut connection).await? {
+                true => applied_versions(&mut connection).await?,
+                false => Vec::new(),
+            };
+            let pending = migrations
+                .iter()
+                .filter(|migration| !applied.contains(&migration.version));
+            let is_known = |version: &i64| migrations.iter().any(|known| known.version == *version);
+            Ok(MigrationState {
+                pending: pending.map(|it| it.description.to_string()).collect(),
+                unknown: applied.iter().copied().filter(|it| !is_known(it)).collect(),
+            })
+        };
+        self.within(STATEMENT_LIMIT, "read the applied migrations", reading)
+            .await
+    }
 }
 
-fn migrator(migrations: &[(i64, &'static str, &'static str)]) -> Migrator {
-    let migrations = migrations.iter().map(|&(version, description, sql)| {
+/// The table is as sqlx's migrator makes it, which earlier releases used. It prepares statements with names, which a
+/// transaction pooler does not keep.
+const PREPARE: &str = "CREATE SCHEMA IF NOT EXISTS tierline; \
+    CREATE TABLE IF NOT EXISTS tierline.migrations ( \
+        version bigint PRIMARY KEY, description text NOT NULL, installed_on timestamptz NOT NULL DEFAULT now(), \
+        success boolean NOT NULL, checksum bytea NOT NULL, execution_time bigint NOT NULL)";
+
+/// With sqlx's checksums.
+fn migrations() -> Vec<Migration> {
+    let migrations = MIGRATIONS.iter().map(|&(version, description, sql)| {
         let sql = sql.into_sql_str();
-        Migration::new(
-            version,
-            description.into(),
-            MigrationType::Simple,
-            sql,
-            false,
-        )
+        let kind = MigrationType::Simple;
+        Migration::new(version, description.into(), kind, sql, false)
     });
-    let mut migrator = Migrator::with_migrations(migrations.collect());
-    migrator.dangerous_set_table_name(TABLE);
-    migrator.create_schema(SCHEMA);
-    // A newer release may have migrated first, as in every rolling deployment.
-    migrator.set_ignore_missing(true);
-    // sqlx's own lock has no time limit, and is kept after an error.
-    migrator.set_locking(false);
-    migrator
+    migrations.collect()
 }
 
 /// Whether the table of applied migrations exists.
-async fn is_prepared(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
-        .bind(TABLE)
+async fn is_prepared(connection: &mut PgConnection<'_>) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("SELECT to_regclass('tierline.migrations') IS NOT NULL")
         .fetch_one(connection)
         .await
 }
 
-/// The descriptions of missing migrations.
-async fn missing(
-    connection: &mut PgConnection,
-    migrator: &Migrator,
-) -> Result<Vec<String>, sqlx::Error> {
-    let applied = connection.list_applied_migrations(TABLE).await;
-    let applied = applied.map_err(plain)?;
-    let is_applied = |version| applied.iter().any(|applied| applied.version == version);
-    let missing = migrator
-        .iter()
-        .filter(|migration| !is_applied(migration.version));
-    Ok(missing
-        .map(|migration| migration.description.to_string())
-        .collect())
+async fn applied_versions(connection: &mut PgConnection<'_>) -> Result<Vec<i64>, sqlx::Error> {
+    sqlx::query_scalar("SELECT version FROM tierline.migrations ORDER BY version")
+        .fetch_all(connection)
+        .await
 }
 
-/// The database's message, without sqlx's prefix.
-fn plain(error: MigrateError) -> sqlx::Error {
-    match error {
-        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error,
-        other => sqlx::Error::Migrate(Box::new(other)),
+/// Those that are not applied. A newer release may have applied others before, as in every rolling deployment.
+async fn missing<'m>(
+    connection: &mut PgConnection<'_>,
+    migrations: &'m [Migration],
+) -> Result<Vec<&'m Migration>, sqlx::Error> {
+    let applied: Vec<(i64, Vec<u8>)> =
+        sqlx::query_as("SELECT version, checksum FROM tierline.migrations")
+            .fetch_all(connection)
+            .await?;
+    let mut missing = Vec::new();
+    for migration in migrations {
+        match applied.iter().find(|(it, _)| *it == migration.version) {
+            None => missing.push(migration),
+            Some((_, checksum)) if **checksum == *migration.checksum => {}
+            Some((version, _)) => {
+                return Err(MigrateError::VersionMismatch(*version).into());
+            }
+        }
     }
+    Ok(missing)
+}
+
+async fn apply(
+    connection: &mut PgConnection<'_>,
+    migration: &Migration,
+) -> Result<(), sqlx::Error> {
+    let begin = Instant::now();
+    connection
+        .execute(sqlx::raw_sql(migration.sql.clone()))
+        .await?;
+    let took = i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX);
+    sqlx::query(
+        "INSERT INTO tierline.migrations (version, description, success, checksum, execution_time) \
+         VALUES ($1, $2, true, $3, $4)",
+    )
+    .bind(migration.version)
+    .bind(&*migration.description)
+    .bind(&*migration.checksum)
+    .bind(took)
+    .execute(connection)
+    .await?;
+    Ok(())
 }

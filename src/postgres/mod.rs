@@ -4,9 +4,13 @@
 //! share a database with an app that uses sqlx and its own migrations.
 
 mod address;
+mod audit;
+mod connection;
+mod dedicated_connection;
 pub(crate) mod error;
 mod migrate;
-mod time;
+mod pooler;
+pub(crate) mod time;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +23,13 @@ use tokio::time::timeout;
 
 use crate::Error;
 use crate::error::{Cause, DatabaseError};
+pub use audit::AuditEntry;
+pub(crate) use audit::{Action, record};
+pub(crate) use connection::{PgConnection, Pool};
+pub(crate) use dedicated_connection::DedicatedConnection;
 pub use migrate::Migrated;
+pub(crate) use migrate::MigrationState;
+use pooler::TransactionPooler;
 pub(crate) use time::Time;
 
 /// How long to wait for a free connection, including the time to connect and log in.
@@ -49,7 +59,7 @@ pub(crate) const MAX_CONNECTIONS: u32 = 8;
 /// ```
 #[derive(Clone)]
 pub struct Database {
-    pool: PgPool,
+    pool: Pool,
     address: Arc<str>,
     /// Whether the pool is the app's, which goes on with it when tierline is closed.
     is_lent: bool,
@@ -77,15 +87,17 @@ impl Database {
             address::invalid("a part of it cannot be parsed")
         })?;
         let address = address::shown(&options).into();
+        // Floats come in binary. PgBouncer refuses the parameter unless it is told to ignore it.
         let options = options
             .application_name("tierline")
+            .extra_float_digits(None)
             .disable_statement_logging();
         let pool = PgPoolOptions::new()
             .max_connections(most.max(1))
             .acquire_timeout(ACQUIRE_LIMIT)
             .connect_lazy_with(options);
         Ok(Self {
-            pool,
+            pool: Pool::new(pool),
             address,
             is_lent: false,
         })
@@ -99,9 +111,26 @@ impl Database {
     pub fn from_pool(pool: PgPool) -> Self {
         let address = address::shown(&pool.connect_options()).into();
         Self {
-            pool,
+            pool: Pool::new(pool),
             address,
             is_lent: true,
+        }
+    }
+
+    /// The same database behind a transaction pooler, such as PgBouncer with `pool_mode = transaction`. Every statement
+    /// then runs in a transaction of its own and is prepared anew, nothing is left on a connection, and workers look
+    /// for new tasks every second instead of listening for them. The guide's page
+    /// [tiers in Postgres](crate::guide::tiers_in_postgres) says what this costs and what the pooler needs.
+    ///
+    /// The connect options of a pool [of the app's own](Self::from_pool) need `.extra_float_digits(None)`, unless the pooler
+    /// ignores that parameter.
+    ///
+    /// Without it, the first use of the database finds a transaction pooler and fails with
+    /// [`DatabaseError::TransactionPooler`]. A pooler that keeps a server connection for each session needs nothing.
+    pub fn behind_pooler(self, is_behind_pooler: bool) -> Self {
+        Self {
+            pool: self.pool.behind_pooler(is_behind_pooler),
+            ..self
         }
     }
 
@@ -115,8 +144,13 @@ impl Database {
     }
 
     /// The pool, for statements. Run them inside [`within`](Self::within).
-    pub(crate) fn pool(&self) -> &PgPool {
+    pub(crate) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Whether a transaction pooler is between the app and Postgres.
+    pub(crate) fn is_behind_pooler(&self) -> bool {
+        self.pool.is_behind_pooler()
     }
 
     /// Whether the database answers, within two seconds.
@@ -126,6 +160,19 @@ impl Database {
     pub(crate) async fn check(&self) -> Result<(), Error> {
         let asking = sqlx::query("SELECT 1").execute(&self.pool);
         self.within(CHECK_LIMIT, "ask the database whether it is there", asking)
+            .await
+            .map(drop)
+    }
+
+    /// Whether the tables of tiers in Postgres are there.
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotMigrated`], and as every use of the database.
+    pub(crate) async fn check_backlog(&self) -> Result<(), Error> {
+        let asking =
+            sqlx::query("SELECT FROM tierline.ready, tierline.workers, tierline.finished LIMIT 0")
+                .execute(&self.pool);
+        self.within(STATEMENT_LIMIT, "use tiers in Postgres", asking)
             .await
             .map(drop)
     }
@@ -170,6 +217,12 @@ impl Database {
             }
             sqlx::Error::Database(said) => self.said(tried, said.as_ref()),
             sqlx::Error::Io(cause) => self.interrupted(tried, Cause::from(&cause)),
+            sqlx::Error::Configuration(cause) if cause.is::<TransactionPooler>() => {
+                Error::Database(DatabaseError::TransactionPooler {
+                    tried: self.tried(tried),
+                    cause: cause.to_string().into(),
+                })
+            }
             sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => {
                 self.interrupted(tried, error.to_string().into())
             }
@@ -203,12 +256,25 @@ impl Database {
             code if code.starts_with("28") || code == "3D000" || (code == "42501" && is_fatal) => {
                 Error::Database(DatabaseError::LoginRefused { tried, cause })
             }
+            // A statement that was prepared is not there, or another client's is there: the server connection is
+            // another one.
+            "26000" | "42P05" if !self.is_behind_pooler() => {
+                Error::Database(DatabaseError::TransactionPooler { tried, cause })
+            }
+            // PgBouncer alone says this, and it does not pass.
+            "08P01" if said.message().starts_with("unsupported startup parameter") => {
+                let cause = format!("{cause}; add it to ignore_startup_parameters of PgBouncer");
+                Error::Database(DatabaseError::Refused {
+                    tried,
+                    cause: cause.into(),
+                })
+            }
             // No such schema, table, column or function.
             "3F000" | "42P01" | "42703" | "42883" => {
                 Error::Database(DatabaseError::NotMigrated { tried, cause })
             }
-            // A lock that was not free in time.
-            "55P03" => Error::Database(DatabaseError::Failed {
+            // A lock that was not free in time, and a server that is a standby for now.
+            "55P03" | "25006" => Error::Database(DatabaseError::Failed {
                 tried,
                 cause,
                 source: None,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::Serializer;
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
@@ -66,6 +67,14 @@ fn microseconds(time: SystemTime) -> i64 {
         Err(before) => {
             i64::try_from(before.duration().as_micros()).map_or(i64::MIN, |before| -before)
         }
+    }
+}
+
+/// Writes a time as RFC 3339, in UTC and with milliseconds.
+pub(crate) fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {
+    match jiff::Timestamp::try_from(*time) {
+        Ok(time) => out.serialize_str(&format!("{time:.3}")),
+        Err(_) => out.serialize_none(),
     }
 }
 

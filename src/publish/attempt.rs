@@ -7,8 +7,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
-use super::confirm_channel::{ConfirmChannel, OutgoingMessage, SendOutcome};
+use super::confirm_channel::{ConfirmChannel, SendOutcome};
 use super::connection::PublishConnection;
+use super::outgoing::{Outgoing, OutgoingMessage};
 use super::pool::NoChannel;
 use crate::amqp::QueueState;
 use crate::error::PublishError;
@@ -24,7 +25,7 @@ const RETURNED_AT_MOST: u32 = 3;
 
 /// A message, and how long the publisher tries to send it.
 pub(super) struct PublishAttempt {
-    pub(super) message: Arc<OutgoingMessage>,
+    pub(super) outgoing: Outgoing,
     pub(super) id: TaskId,
     pub(super) deadline: Instant,
     /// Whether a message without a confirm must not be sent again.
@@ -46,28 +47,42 @@ pub(super) enum SendFailure {
 }
 
 impl Inner {
-    /// Sends a message until it is confirmed, at the latest until the deadline.
+    /// Sends a message until it is confirmed, or committed as a row, at the latest until the deadline.
     pub(super) async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
+        #[cfg_attr(
+            not(feature = "postgres"),
+            allow(
+                clippy::infallible_destructuring_match,
+                reason = "rows are there with Postgres alone"
+            )
+        )]
+        let message = match &attempt.outgoing {
+            Outgoing::Message(message) => message,
+            #[cfg(feature = "postgres")]
+            Outgoing::Row(row) => {
+                return Box::pin(self.insert_until_committed(attempt, row)).await;
+            }
+        };
         let mut attempted = None;
         // Nearly all messages take this path. It is kept short, because a thousand of its futures are
         // alive at once.
-        if let Some((connection, channel)) = self.pools.of(&attempt.message.tier).ready_channel() {
-            match send(&connection, &channel, &attempt.message, attempt.deadline).await {
+        if let Some((connection, channel)) = self.pools.of(&message.tier).ready_channel() {
+            match send(&connection, &channel, message, attempt.deadline).await {
                 Ok(SendOutcome::Confirmed) => return Ok(()),
                 met => attempted = Some(met),
             }
         }
-        Box::pin(self.retry_until_deadline(attempt, attempted)).await
+        Box::pin(self.retry_until_deadline(attempt, message, attempted)).await
     }
 
     /// Sends again after a first attempt, if there was one, until the deadline.
     pub(super) async fn retry_until_deadline(
         &self,
         attempt: &PublishAttempt,
+        message: &Arc<OutgoingMessage>,
         mut attempted: Option<Result<SendOutcome, SendFailure>>,
     ) -> Result<(), Error> {
         let PublishAttempt {
-            message,
             id,
             deadline,
             is_once,
@@ -99,7 +114,7 @@ impl Inner {
                         _ => {
                             // The queue may have been there when an earlier attempt got no answer.
                             let lost = lost.map(|lost| lost.into_error(id.clone()));
-                            return Err(lost.unwrap_or_else(|| self.unroutable(attempt)));
+                            return Err(lost.unwrap_or_else(|| self.unroutable(attempt, message)));
                         }
                     }
                 }
@@ -172,13 +187,12 @@ impl Inner {
         if message.exchange == names.dead_letter_exchange(&tier.name) {
             return Some(names.dead_letter_queue(&tier.name));
         }
-        let is_direct =
-            message.exchange == names.tasks_exchange() && message.routing_key == tier.name;
+        let is_direct = message.exchange == names.tasks_exchange()
+            && message.routing_key == names.routing_key(tier);
         is_direct.then(|| names.queue(tier))
     }
 
-    fn unroutable(&self, attempt: &PublishAttempt) -> Error {
-        let message = &attempt.message;
+    fn unroutable(&self, attempt: &PublishAttempt, message: &OutgoingMessage) -> Error {
         let queue = self.destination_queue(message);
         Error::Publish(PublishError::Unroutable {
             id: attempt.id.clone(),

@@ -14,13 +14,13 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, Stream};
+use lapin::Channel;
 use lapin::options::BasicPublishOptions;
-use lapin::{BasicProperties, Channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Sleep, sleep, timeout};
 
+use super::outgoing::OutgoingMessage;
 use super::returns::{CompletedSend, Returns};
-use crate::message::Message;
 
 /// How many messages of a channel may be unconfirmed. RabbitMQ is fastest from 200 on.
 const WINDOW: usize = 1_000;
@@ -33,62 +33,6 @@ const REPLACE_REFUSING_AFTER: Duration = Duration::from_secs(1);
 const LAST_CONFIRMS: Duration = Duration::from_secs(60);
 /// How long the broker may take to close a channel.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
-
-/// A message with its destination, ready to be sent.
-#[derive(Debug)]
-pub(crate) struct OutgoingMessage {
-    /// The tier that it is about. The connections of the tier's group send it.
-    pub(crate) tier: String,
-    pub(crate) exchange: String,
-    pub(crate) routing_key: String,
-    pub(crate) content: Content,
-}
-
-/// The payload and properties of an outgoing message.
-#[derive(Debug)]
-pub(crate) enum Content {
-    /// A message that was never published before. Its properties are built at each send: that costs no
-    /// more than a copy of them.
-    New {
-        message: Message,
-        /// Whether the publisher drew the id, and not the caller.
-        is_id_drawn: bool,
-    },
-    /// A message that was delivered before: a retry, a dead letter or a redrive.
-    Forwarded {
-        payload: Vec<u8>,
-        properties: BasicProperties,
-    },
-}
-
-impl OutgoingMessage {
-    pub(super) fn payload(&self) -> &[u8] {
-        match &self.content {
-            Content::New { message, .. } => &message.payload,
-            Content::Forwarded { payload, .. } => payload,
-        }
-    }
-
-    pub(super) fn properties(&self) -> BasicProperties {
-        match &self.content {
-            Content::New {
-                message,
-                is_id_drawn,
-            } => message.properties(*is_id_drawn),
-            Content::Forwarded { properties, .. } => properties.clone(),
-        }
-    }
-
-    /// The AMQP property `message_id`.
-    pub(super) fn id(&self) -> Option<&str> {
-        match &self.content {
-            Content::New { message, .. } => Some(message.id.as_str()),
-            Content::Forwarded { properties, .. } => {
-                properties.message_id().as_ref().map(|id| id.as_str())
-            }
-        }
-    }
-}
 
 /// The outcome of one send.
 #[derive(Debug)]

@@ -28,13 +28,16 @@ struct Lookup {
 }
 
 impl QueueLookups {
-    /// For the queues of all tiers, those of their dead letters, and that of unrouted messages.
+    /// For the queues of all tiers, now and before they moved, those of their dead letters, and that of unrouted
+    /// messages.
     pub(super) fn new(topology: &Topology) -> Self {
         let names = topology.names();
-        let queues = topology.tiers().iter();
+        let tiers = topology.tiers_using_broker();
+        let queues = tiers.clone();
         let queues =
             queues.flat_map(|tier| [names.queue(tier), names.dead_letter_queue(&tier.name)]);
-        let queues = queues.chain([names.unrouted()]);
+        let former = tiers.filter_map(|tier| names.former_queue(tier));
+        let queues = queues.chain(former).chain([names.unrouted()]);
         Self(queues.map(|queue| (queue, Mutex::default())).collect())
     }
 

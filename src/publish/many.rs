@@ -19,6 +19,7 @@ use super::Inner;
 use super::attempt::{PublishAttempt, SendFailure, overdue};
 use super::confirm_channel::{ConfirmChannel, PendingConfirm, SendOutcome};
 use super::connection::PublishConnection;
+use super::outgoing::OutgoingMessage;
 use super::pools::Broker;
 use crate::Error;
 use crate::task::{PublishRequest, Receipt};
@@ -53,6 +54,7 @@ enum Entry {
 
 struct Unconfirmed {
     attempt: PublishAttempt,
+    message: Arc<OutgoingMessage>,
     confirm: PendingConfirm,
     connection: Arc<PublishConnection>,
     channel: Arc<ConfirmChannel>,
@@ -86,7 +88,7 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
     }
 
     fn send(&mut self, request: PublishRequest) -> Entry {
-        let prepared = match self.publisher.pools.broker() {
+        let prepared = match self.publisher.broker_for(&request) {
             Broker::Ready(version) => self.publisher.prepare(request, version),
             Broker::NotReady(_) => {
                 let number = self.oldest + self.entries.len() as u64;
@@ -99,11 +101,13 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
             Ok(attempt) => attempt,
             Err(error) => return Entry::Finished(Err(error)),
         };
-        let pool = self.publisher.pools.of(&attempt.message.tier);
-        if let Some((connection, channel)) = pool.ready_channel()
-            && let Ok(confirm) = channel.try_send(attempt.message.clone())
+        if let Some(message) = attempt.outgoing.message()
+            && let Some((connection, channel)) =
+                self.publisher.pools.of(&message.tier).ready_channel()
+            && let Ok(confirm) = channel.try_send(message.clone())
         {
             return Entry::Unconfirmed(Unconfirmed {
+                message: message.clone(),
                 attempt,
                 confirm,
                 connection,
@@ -111,7 +115,7 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
             });
         }
         let number = self.oldest + self.entries.len() as u64;
-        let future = retry(self.publisher.clone(), number, attempt, None);
+        let future = send(self.publisher.clone(), number, attempt);
         self.retries.push(Box::pin(future));
         Entry::Retrying
     }
@@ -139,7 +143,7 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
             };
             if let Entry::Unconfirmed(failed) = std::mem::replace(entry, Entry::Retrying) {
                 let publisher = self.publisher.clone();
-                let future = retry(publisher, number, failed.attempt, Some(met));
+                let future = retry(publisher, number, failed, met);
                 self.retries.push(Box::pin(future));
             }
         }
@@ -213,19 +217,29 @@ async fn send_when_ready(
     request: PublishRequest,
 ) -> (u64, Outcome) {
     match publisher.prepare_when_ready(request).await {
-        Ok(attempt) => retry(publisher, number, attempt, None).await,
+        Ok(attempt) => send(publisher, number, attempt).await,
         Err(error) => (number, Err(error)),
     }
+}
+
+/// Sends a message, or inserts its row.
+async fn send(publisher: Arc<Inner>, number: u64, attempt: PublishAttempt) -> (u64, Outcome) {
+    let sent = publisher.send_until_confirmed(&attempt).await;
+    (number, Inner::receipt(attempt, sent))
 }
 
 /// Sends a message again until the broker confirms it, at the latest until its deadline.
 async fn retry(
     publisher: Arc<Inner>,
     number: u64,
-    attempt: PublishAttempt,
-    attempted: Option<Result<SendOutcome, SendFailure>>,
+    failed: Unconfirmed,
+    met: Result<SendOutcome, SendFailure>,
 ) -> (u64, Outcome) {
-    let sent = publisher.retry_until_deadline(&attempt, attempted).await;
+    let Unconfirmed {
+        attempt, message, ..
+    } = failed;
+    let sent = publisher.retry_until_deadline(&attempt, &message, Some(met));
+    let sent = sent.await;
     (number, Inner::receipt(attempt, sent))
 }
 

@@ -1,6 +1,7 @@
-//! Publishing: the broker confirms every message, or the publish ends in a typed error at its deadline.
+//! Publishing: the broker confirms every message, or the database commits its row, or the publish ends in a typed
+//! error at its deadline.
 //!
-//! When a publish returns `Ok`, the broker has stored the message. Every other publish returns an error
+//! When a publish returns `Ok`, the broker or the database has stored the message. Every other publish returns an error
 //! that says why, at the latest at its deadline, whatever the broker does. Until then the publisher
 //! sends refused, lost and blocked messages again with the same id, so that a duplicate can be
 //! recognised.
@@ -10,7 +11,7 @@
 //! `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
 //! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
 //! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
-//! `many` publishes a stream of requests with a window of unconfirmed messages.
+//! `many` publishes a stream of requests with a window of unconfirmed messages. `rows` is the way into tiers in Postgres.
 
 mod attempt;
 mod confirm_channel;
@@ -18,9 +19,12 @@ mod connection;
 pub(crate) mod error;
 mod lookup;
 mod many;
+mod outgoing;
 mod pool;
 mod pools;
 mod returns;
+#[cfg(feature = "postgres")]
+mod rows;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -32,6 +36,8 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::amqp::{Connection, QueueState};
+#[cfg(feature = "postgres")]
+use crate::backlog::RowWriters;
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::route::{self, Destination, RouteRequest};
@@ -40,9 +46,9 @@ use crate::topology::Topology;
 use crate::topology::Version;
 use crate::{Error, TaskId};
 use attempt::{PublishAttempt, SendFailure};
-pub(crate) use confirm_channel::{Content, OutgoingMessage};
 pub(crate) use connection::Connections;
 use lookup::QueueLookups;
+pub(crate) use outgoing::{Content, Outgoing, OutgoingMessage};
 use pools::{Broker, Pools};
 
 /// How long a publish may take unless it says otherwise.
@@ -77,6 +83,9 @@ struct Inner {
     topology: Topology,
     pools: Pools,
     lookups: QueueLookups,
+    /// What inserts the rows of tiers in Postgres, if the map has any.
+    #[cfg(feature = "postgres")]
+    rows: Option<RowWriters>,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
@@ -128,6 +137,7 @@ impl Publisher {
         topology: Topology,
         from: Connections,
         connections: usize,
+        #[cfg(feature = "postgres")] rows: Option<RowWriters>,
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
@@ -137,6 +147,8 @@ impl Publisher {
                 lookups: QueueLookups::new(&topology),
                 topology,
                 pools,
+                #[cfg(feature = "postgres")]
+                rows,
                 trace,
                 under_way: TaskTracker::new(),
             }),
@@ -188,35 +200,39 @@ impl Publisher {
     /// redrive) until the broker confirms it, at the latest until the deadline.
     pub(crate) async fn forward(
         &self,
-        message: OutgoingMessage,
+        message: impl Into<Outgoing>,
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
+        let message = message.into();
         self.forward_attempt(message, id, deadline, false).await
     }
 
     /// Likewise, but does not send the message again if its confirm is lost with a connection: it may be stored.
     pub(crate) async fn forward_once(
         &self,
-        message: OutgoingMessage,
+        message: impl Into<Outgoing>,
         id: &TaskId,
         deadline: Instant,
     ) -> Result<(), Error> {
+        let message = message.into();
         self.forward_attempt(message, id, deadline, true).await
     }
 
     async fn forward_attempt(
         &self,
-        message: OutgoingMessage,
+        outgoing: Outgoing,
         id: &TaskId,
         deadline: Instant,
         is_once: bool,
     ) -> Result<(), Error> {
         let under_way = self.inner.begin(|| format!("publish {id}"))?;
-        self.inner.until_ready(id, deadline).await?;
+        if outgoing.message().is_some() {
+            self.inner.until_ready(id, deadline).await?;
+        }
         let attempt = PublishAttempt {
             _under_way: under_way,
-            message: Arc::new(message),
+            outgoing,
             id: id.clone(),
             deadline,
             is_once,
@@ -268,7 +284,7 @@ impl Publisher {
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
         Box::pin(async move {
-            let attempt = match self.inner.pools.broker() {
+            let attempt = match self.inner.broker_for(&request) {
                 Broker::Ready(version) => self.inner.prepare(request, version)?,
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };
@@ -287,6 +303,20 @@ impl fmt::Debug for Publisher {
 }
 
 impl Inner {
+    /// What is known of the broker. A task of a tier in Postgres needs none.
+    fn broker_for(&self, request: &PublishRequest) -> Broker {
+        match self.pools.broker() {
+            Broker::NotReady(cause) => {
+                let mapped = self.topology.task(&request.task);
+                match mapped.is_some_and(|task| !self.topology.is_on_broker(&task.tier)) {
+                    true => Broker::Ready(ASSUMED_VERSION),
+                    false => Broker::NotReady(cause),
+                }
+            }
+            ready => ready,
+        }
+    }
+
     /// Turns a request into a message with its destination and deadline, once the broker's version is known. A
     /// request that cannot be published on any broker fails at once.
     async fn prepare_when_ready(&self, request: PublishRequest) -> Result<PublishAttempt, Error> {
@@ -320,9 +350,9 @@ impl Inner {
         }
         let deadline = deadline(&request);
         let is_once = request.once;
-        let (message, id) = self.address(request, broker)?;
+        let (outgoing, id) = self.address(request, broker)?;
         Ok(PublishAttempt {
-            message: Arc::new(message),
+            outgoing,
             id,
             deadline,
             is_once,
@@ -345,7 +375,7 @@ impl Inner {
     /// The outcome for the caller of a publish.
     fn receipt(attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
         sent?;
-        let tier = attempt.message.tier.clone();
+        let tier = attempt.outgoing.tier().to_owned();
         Ok(Receipt::new(attempt.id, tier, SystemTime::now()))
     }
 
@@ -366,23 +396,18 @@ impl Inner {
         &self,
         request: PublishRequest,
         broker: Version,
-    ) -> Result<(OutgoingMessage, TaskId), Error> {
+    ) -> Result<(Outgoing, TaskId), Error> {
         let route = self.route(&request, broker)?;
         let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
         message.check()?;
         let id = message.id.clone();
-        let message = OutgoingMessage {
-            tier: route.tier,
-            exchange: route.exchange,
-            routing_key: route.routing_key,
-            content: Content::New {
-                message,
-                is_id_drawn,
-            },
+        let content = Content::New {
+            message,
+            is_id_drawn,
         };
-        Ok((message, id))
+        Ok((Outgoing::new(route, &id, content)?, id))
     }
 }
 

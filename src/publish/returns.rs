@@ -15,7 +15,8 @@ use lapin::message::BasicReturnMessage;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::oneshot;
 
-use super::confirm_channel::{OutgoingMessage, SendOutcome};
+use super::confirm_channel::SendOutcome;
+use super::outgoing::OutgoingMessage;
 use crate::message::wire;
 
 /// A message whose confirm has arrived, or never will.
@@ -192,7 +193,7 @@ mod tests {
     use lapin::BasicProperties;
     use lapin::message::Delivery;
 
-    use super::super::confirm_channel::Content;
+    use super::super::outgoing::Content;
     use super::*;
 
     fn properties(id: &str) -> BasicProperties {

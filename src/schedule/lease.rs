@@ -16,10 +16,9 @@ use jiff::Timestamp;
 use sqlx::{Executor, Row};
 use tokio::time::Instant;
 
-use super::dedicated_connection::DedicatedConnection;
 use super::{from_database, to_database};
 use crate::Error;
-use crate::postgres::Time;
+use crate::postgres::{DedicatedConnection, Time};
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const RENEWAL: Duration = Duration::from_secs(1);

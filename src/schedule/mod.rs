@@ -41,7 +41,6 @@
 //!
 //! [`Event::Expired`]: crate::observe::Event::Expired
 
-mod dedicated_connection;
 mod definition;
 mod due;
 mod leader;

@@ -10,14 +10,13 @@ use futures_util::future::{BoxFuture, Either, select};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::dedicated_connection::DedicatedConnection;
 use super::leader::Leader;
 use super::lease::{Candidate, Clock, Lease, LeaseOutcome, RENEWAL};
 use super::state::Origin;
 use super::store::Store;
 use super::table::Table;
 use crate::observe::{Event, Observers};
-use crate::postgres::Database;
+use crate::postgres::{Database, DedicatedConnection};
 use crate::service::{Service, Termination};
 use crate::task::Publish;
 use crate::topology::Topology;

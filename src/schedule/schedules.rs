@@ -41,7 +41,7 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// The schedules of this map's app for programs without a broker. It does everything except
+    /// The schedules of this map's app for programs that do not publish. It does everything except
     /// [`run_now`](Self::run_now).
     pub fn new(topology: Topology, database: Database) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Schedules {
         let Some(publisher) = &self.publisher else {
             return Err(Error::Topology(TopologyError::InvalidSchedule {
                 schedule: name.into(),
-                problem: "it cannot run without a broker; connect an app".into(),
+                problem: "it cannot run here, because a run is published: use Tierline::schedules of a connected app".into(),
             }));
         };
         let now = self.store.now().await?;

@@ -6,12 +6,11 @@ use jiff::Timestamp;
 use sqlx::postgres::PgRow;
 use sqlx::{Executor, Row};
 
-use super::dedicated_connection::DedicatedConnection;
 use super::due::{self, Decision};
 use super::lease::Lease;
 use super::{from_database, state, to_database};
 use crate::Error;
-use crate::postgres::Time;
+use crate::postgres::{DedicatedConnection, PgConnection, Time};
 use crate::topology::Schedule;
 
 /// How long a statement may take.
@@ -113,7 +112,7 @@ impl Table {
             .bind(aside)
             .bind(lease.epoch)
             .bind(i64::try_from(BATCH).unwrap_or(i64::MAX));
-        let find = async |connection: &mut sqlx::PgConnection| {
+        let find = async |connection: &mut PgConnection<'_>| {
             let mut found = Found::default();
             for row in connection.fetch_all(query).await? {
                 let next_due = time(&row, "next_due")?;
@@ -170,7 +169,7 @@ impl Table {
             .bind(last)
             .bind(published)
             .bind(missed);
-        let advance = async |connection: &mut sqlx::PgConnection| query.fetch_all(connection).await;
+        let advance = async |connection: &mut PgConnection<'_>| query.fetch_all(connection).await;
         self.connection
             .within(LIMIT, "record published runs", advance)
             .await
@@ -188,7 +187,7 @@ impl Table {
             .bind(seen)
             .bind(to_database(now))
             .bind(i64::try_from(BATCH).unwrap_or(i64::MAX));
-        let load = async |connection: &mut sqlx::PgConnection| {
+        let load = async |connection: &mut PgConnection<'_>| {
             let rows = connection.fetch_all(query).await?;
             let read = |row: &PgRow| {
                 let place = (state::definition(row)?, time(row, "next_due")?);
@@ -223,8 +222,7 @@ impl Table {
                 .bind(names)
                 .bind(expected)
                 .bind(next);
-            let update =
-                async |connection: &mut sqlx::PgConnection| connection.execute(query).await;
+            let update = async |connection: &mut PgConnection<'_>| connection.execute(query).await;
             self.connection.within(LIMIT, tried, update).await?;
         }
         Ok(full)

@@ -1,11 +1,14 @@
 //! Where a worker's deliveries come from.
 //!
-//! A worker group knows only [`Source`]s. Each serves one tier: its queue on the broker, or the group's
-//! quarantine, which serves the tier of the message that it has. A source keeps its own connection up,
+//! A worker group knows only [`Source`]s. Each serves one tier: its queue on the broker, its rows in Postgres, or the
+//! group's quarantine on the broker, which serves the tier of the message that it has. A source keeps its own connection up,
 //! prefetches deliveries, stores what follows on each of them, and settles it. Nothing that a source does waits
 //! for another source.
 
 pub(crate) mod amqp;
+mod crash;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 mod suspects;
 
 use std::sync::Arc;
@@ -13,12 +16,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::message::{DeadReason, Failure, Message, Received};
-use crate::observe::TaskRef;
+use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
+use crate::observe::{Event, Observers, TaskRef};
+use crate::task::{Cancellation, TaskEnding};
 
-pub(crate) use suspects::{QUARANTINE_FROM, Suspects};
+pub(crate) use suspects::Suspects;
 
 /// The number of a delivery within its source. It is never used again.
 pub(crate) type Handle = u64;
@@ -28,13 +33,28 @@ pub(crate) type Handle = u64;
 pub(crate) struct Delivery {
     pub(crate) handle: Handle,
     pub(crate) received: Arc<Received>,
+    /// What its run must heed, if it has a lease. A delivery of the broker has none.
+    pub(crate) lease: Option<LeasedRun>,
+}
+
+/// A run that another process takes over when its lease ends.
+#[derive(Debug)]
+pub(crate) struct LeasedRun {
+    /// The handler begins when this says `true`. If it does not, the run is given back.
+    pub(crate) begin: Option<oneshot::Receiver<bool>>,
+    /// Cancelled when the lease is lost, and when the grace period of a shutdown is over.
+    pub(crate) lost: Cancellation,
 }
 
 /// What follows on a delivery.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Nothing: the task is over.
-    Done,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "only tiers in Postgres keep how a task ended")
+    )]
+    Done(TaskEnding),
     /// This message, after a delay.
     Later {
         message: Box<Message>,
@@ -114,4 +134,82 @@ pub(crate) fn task_ref(message: &Message) -> TaskRef<'_> {
         life: message.life,
         redriven_from: message.redriven.as_ref().map(|it| it.from.as_str()),
     }
+}
+
+/// The task of a delivery, for events. One that cannot be read has what could be found out.
+fn received_task<'a>(received: &'a Received, tier: &'a str) -> TaskRef<'a> {
+    match received.message() {
+        Ok(message) => task_ref(message),
+        Err(unreadable) => TaskRef {
+            name: &unreadable.task,
+            id: &unreadable.id,
+            tier,
+            attempt: 1,
+            life: 0,
+            redriven_from: None,
+        },
+    }
+}
+
+/// What follows on a message that cannot be read.
+pub(crate) fn unreadable(received: &Received) -> Next {
+    let problem = received.message().err();
+    let problem = problem.map(|unreadable| unreadable.problem.clone());
+    Next::Dead {
+        message: None,
+        reason: DeadReason::Undecodable,
+        failure: Failure::new(FailureKind::NotStarted, problem.unwrap_or_default()),
+    }
+}
+
+/// The failure of a task that was to run again later in a tier without delay queues; `failure` is that of its
+/// attempt, if it failed.
+pub(crate) fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {
+    let cause = format!("its tier {tier:?} has delays = false in the map");
+    match failure {
+        Some(failure) => Failure {
+            message: format!("{}; it is not retried, because {cause}", failure.message),
+            ..failure
+        },
+        None => {
+            let problem = format!("its handler asked to run again later, which it cannot: {cause}");
+            Failure::new(FailureKind::Error, problem)
+        }
+    }
+}
+
+/// Says that the next attempt of a task is stored. `failure` is why the last one failed; `None`: its handler asked for
+/// the delay.
+pub(crate) fn emit_later(
+    observers: &Observers,
+    before: &Message,
+    after: Duration,
+    failure: Option<&Failure>,
+) {
+    let task = task_ref(before);
+    match failure {
+        Some(failure) => {
+            let (name, id, attempt) = (task.name, task.id, task.attempt);
+            tracing::warn!(task = name, %id, attempt, ?after, error = %failure, "failed, will be retried");
+            observers.emit(&Event::Retried {
+                task,
+                after,
+                failure,
+            });
+        }
+        None => observers.emit(&Event::Snoozed { task, after }),
+    }
+}
+
+/// Says that a dead letter is stored.
+pub(crate) fn emit_dead(observers: &Observers, received: &Received, tier: &str, death: &Death) {
+    let (reason, failure) = (death.reason, &death.failure);
+    let task = received_task(received, tier);
+    let (name, id) = (task.name, task.id);
+    tracing::warn!(task = name, %id, tier, %reason, %failure, "a dead letter");
+    observers.emit(&Event::Dead {
+        task,
+        reason,
+        failure,
+    });
 }

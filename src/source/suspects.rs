@@ -16,8 +16,6 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// From this crash count on a task runs from quarantine.
-pub(crate) const QUARANTINE_FROM: u32 = 2;
 /// How long the broker may take to carry out an acknowledgement. Nothing tells when it has.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(100);
 /// How long a crash count waits for suspects that run, and suspects for crash counts. Most killers end their process within that time; the tasks

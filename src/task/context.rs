@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{Cancellation, Data, Publish, PublishBuilder, Task, TaskId};
+use super::{CancelReason, Cancellation, Data, Publish, PublishBuilder, Task, TaskId};
 
 /// A handler's view of its task and of the application.
 ///
@@ -154,14 +154,20 @@ impl Context {
         &self.0.shutdown
     }
 
-    /// Whether the handler should end now: it has reached its soft limit, or the grace period of a shutdown
-    /// is over.
+    /// Whether the handler should end now: it has reached its soft limit, the grace period of a shutdown is over, or
+    /// its lease is lost.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancellation.is_cancelled()
     }
 
-    /// Waits until the handler should end: at its soft limit, or when the grace period of a shutdown is
-    /// over. It is then dropped at its hard limit, or half a second after the grace period.
+    /// Why the handler should end; `None` until it should.
+    pub fn cancel_reason(&self) -> Option<CancelReason> {
+        self.0.cancellation.reason()
+    }
+
+    /// Waits until the handler should end: at its soft limit, when the grace period of a shutdown is over, or when
+    /// the task's lease is lost ([`cancel_reason`](Self::cancel_reason)). It is then dropped at its hard limit, or half
+    /// a second after the other two.
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + '_ {
         self.0.cancellation.cancelled()
     }

@@ -55,13 +55,21 @@ impl TaskId {
 
     /// The millisecond in which a text was drawn as an id, if it has exactly the form that tierline gives to an id.
     pub(crate) fn drawn_time(id: &str) -> Option<SystemTime> {
-        let uuid = decode(id)?;
-        let is_v7 = uuid.get_version() == Some(Version::SortRand);
-        if !is_v7 || uuid.get_variant() != Variant::RFC4122 {
-            return None;
-        }
+        let uuid = decode(id).filter(is_drawn)?;
         let (seconds, nanoseconds) = uuid.get_timestamp()?.to_unix();
         UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))
+    }
+
+    /// The id that was drawn as this UUID.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn of_uuid(uuid: Uuid) -> Self {
+        Self(encode(uuid).into())
+    }
+
+    /// The UUID that this id was drawn as, if it has exactly the form that tierline gives to an id.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn uuid(&self) -> Option<Uuid> {
+        decode(self.as_str()).filter(is_drawn)
     }
 
     /// The identifier as text.
@@ -81,6 +89,10 @@ fn encode(uuid: Uuid) -> String {
     places
         .map(|place| char::from(ALPHABET[usize::from(digit(place))]))
         .collect()
+}
+
+fn is_drawn(uuid: &Uuid) -> bool {
+    uuid.get_version() == Some(Version::SortRand) && uuid.get_variant() == Variant::RFC4122
 }
 
 fn decode(id: &str) -> Option<Uuid> {

@@ -84,6 +84,7 @@
 mod cancellation;
 mod context;
 mod data;
+mod ending;
 mod error;
 mod handler;
 mod id;
@@ -101,10 +102,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use crate::topology::duration::IntoDuration;
-pub use cancellation::Cancellation;
+pub use cancellation::{CancelReason, Cancellation};
 pub use context::Context;
 pub(crate) use context::ContextParts;
 pub(crate) use data::Data;
+pub use ending::TaskEnding;
 pub(crate) use error::ErrorAdvice;
 pub use error::TaskError;
 pub use handler::{Blocking, Handler, OutcomeFuture, blocking};

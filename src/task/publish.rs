@@ -12,7 +12,7 @@ use crate::error::PublishError;
 /// The future of a publish.
 pub type PublishFuture<'a> = Pin<Box<dyn Future<Output = Result<Receipt, Error>> + Send + 'a>>;
 
-/// A destination of tasks: the broker, or a recording in a test.
+/// A destination of tasks: an app's servers, or a recording in a test.
 pub trait Publish: Send + Sync + 'static {
     /// Publishes one task.
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_>;
@@ -79,7 +79,7 @@ impl PublishRequest {
     }
 }
 
-/// Proof that the broker stored a task.
+/// Proof that a task is stored, by the broker or in Postgres.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Receipt {

@@ -87,11 +87,12 @@ impl Level {
 pub struct DelayRoute {
     /// The exchange of the delay's highest one-bit: nothing above it would stop the message.
     pub exchange: String,
-    /// The tier and the delay's bits, highest first: `{tier}.b24.….b0`.
+    /// The routing key of the tier and the delay's bits, highest first: `{tier}.b24.….b0`.
     pub routing_key: String,
 }
 
-/// The exchange and routing key for a message that reaches `tier` after `delay`, rounded up to the [`UNIT`]; `None` for no delay at all.
+/// The exchange and routing key for a message that reaches a tier after `delay`, rounded up to the [`UNIT`]; `None` for no delay at all.
+/// `tier` is the tier's [routing key](super::Names::routing_key): its name, and `{name}:g2` in its second generation.
 ///
 /// # Errors
 /// [`PublishError::DelayTooLong`] above [`MAX_DELAY`].
@@ -107,8 +108,10 @@ pub fn route(app: &str, tier: &str, delay: Duration) -> Result<Option<DelayRoute
     }
     let units =
         u32::try_from(delay.as_nanos().div_ceil(UNIT.as_nanos())).map_err(|_| too_long())?;
+    // All generations of a tier share its levels.
+    let name = tier.split(':').next().unwrap_or_default();
     Ok(units.checked_ilog2().map(|highest| DelayRoute {
-        exchange: Names::new(app).delay_level(tier, Level(highest)),
+        exchange: Names::new(app).delay_level(name, Level(highest)),
         routing_key: routing_key(tier, units),
     }))
 }

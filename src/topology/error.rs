@@ -46,16 +46,62 @@ pub enum TopologyError {
         /// A schedule of nearly that name.
         near: Option<Box<str>>,
     },
+
+    /// The map has tiers on RabbitMQ, or that were there before they moved (`formerly`), and the app was given no address
+    /// of a broker.
+    #[error(
+        "the map has tiers on RabbitMQ, or that were there before they moved ({tiers}), and the app has no address of a \
+         broker: call .amqp(…) on the builder. Or write queue = \"postgres\" for these tiers, and remove formerly when \
+         `tierline topology move` says that nothing is left there"
+    )]
+    NoBroker {
+        /// Their names.
+        tiers: Box<str>,
+    },
+
+    /// The map has tiers in Postgres, and the app was given no database.
+    #[error(
+        "the map has tiers in Postgres ({tiers}), and the app has no database: call .postgres(…) on the builder, with \
+         the crate's feature `postgres`"
+    )]
+    NoDatabase {
+        /// Their names.
+        tiers: Box<str>,
+    },
+
+    /// A tier was to be moved that has no `formerly` in the map.
+    #[error(
+        "tier {tier:?} is not moving: the map {}{}",
+        match near {
+            Some(near) => format!("has no such tier; did you mean {near:?}?"),
+            None => "has no formerly in it".to_owned(),
+        },
+        match &**moving {
+            "" => "; no tier has".to_owned(),
+            moving => format!("; these have: {moving}"),
+        }
+    )]
+    NotMoving {
+        /// The tier.
+        tier: Box<str>,
+        /// A tier of nearly that name, if the map does not have this one.
+        near: Option<Box<str>>,
+        /// The tiers that are moving.
+        moving: Box<str>,
+    },
 }
 
 impl TopologyError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            TopologyError::Unreadable { .. } | TopologyError::Invalid(_) => {
-                ErrorKind::Configuration
-            }
+            TopologyError::Unreadable { .. }
+            | TopologyError::Invalid(_)
+            | TopologyError::NoBroker { .. }
+            | TopologyError::NoDatabase { .. } => ErrorKind::Configuration,
             TopologyError::InvalidSchedule { .. } => ErrorKind::Invalid,
-            TopologyError::UnknownSchedule { .. } => ErrorKind::NotFound,
+            TopologyError::UnknownSchedule { .. } | TopologyError::NotMoving { .. } => {
+                ErrorKind::NotFound
+            }
         }
     }
 }

@@ -106,7 +106,8 @@ impl Definitions {
     }
 }
 
-/// The least that a publisher and each group's workers need, the publisher first.
+/// The least that a publisher and each group's workers need, the publisher first. A group whose tiers are all in
+/// Postgres needs no user on the broker, and a map with only such groups needs none at all.
 ///
 /// A publisher may publish to the tasks and into the delays. A worker may do that too (follow-ups
 /// and retries), publish dead letters of its own tiers and unrouted messages, and consume its own tiers' queues, of any
@@ -127,9 +128,11 @@ pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
         format!("^{publish}$"),
         NOTHING.to_owned(),
     );
-    let tiers = any(topology.tiers().iter().map(|tier| tier.name.as_str()));
+    let tiers = any(topology.tiers_using_broker().map(|tier| tier.name.as_str()));
     let dead = format!(r"{}\.({tiers}\.dlq|unrouted)", escape(topology.app()));
-    let workers = topology.groups().iter().map(|group| {
+    let has_queues = |group: &&Group| group.tiers.iter().any(|tier| topology.is_on_broker(tier));
+    let groups = topology.groups().iter().filter(has_queues);
+    let workers = groups.map(|group| {
         let app = escape(topology.app());
         let queues = format!(r"{app}\.{}", any_tier(group));
         let quarantine = format!(r"{app}\.{}\.quarantine", escape(&group.name));
@@ -139,7 +142,8 @@ pub fn least_permissions(topology: &Topology, vhost: &str) -> Vec<Permission> {
             format!(r"^({queues}(\.g[0-9]+)?|{quarantine}|{dead})$"),
         )
     });
-    std::iter::once(publisher).chain(workers).collect()
+    let publisher = topology.broker_tiers().next().map(|_| publisher);
+    publisher.into_iter().chain(workers).collect()
 }
 
 /// Matches no name: the broker checks its nameless default exchange as `amq.default`.
@@ -147,7 +151,8 @@ const NOTHING: &str = "^$";
 
 fn publishing_pattern(topology: &Topology) -> String {
     let app = escape(topology.app());
-    let tiers = topology.tiers().iter().filter(|tier| tier.delays);
+    // With those of tiers that have moved away: programs with the map of before still publish there.
+    let tiers = topology.tiers_using_broker().filter(|tier| tier.delays);
     let ladders: Vec<_> = tiers.map(|tier| tier.name.as_str()).collect();
     if ladders.is_empty() {
         return format!(r"{app}\.tasks");

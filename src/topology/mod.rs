@@ -16,18 +16,21 @@
 //! | **`[broker]`** | settings of the broker that a client cannot query | | |
 //! | `ack_timeout` | how long the broker waits for an acknowledgement | `"1s"` to `"365d"` | `"30m"` |
 //! | `max_message_size` | the largest message the broker takes | `"1KiB"` to `"512MiB"` | `"16MiB"` |
-//! | **`[tiers.NAME]`** | one urgency, one queue | at least one tier | |
-//! | `queue` | the type of the tier's queue | `"classic"`, `"quorum"` | required |
-//! | `max_priority` | the highest priority of a message | classic 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic 10; quorum none |
+//! | **`[tiers.NAME]`** | one urgency, one queue or the rows of a table | at least one tier | |
+//! | `queue` | where the tier's messages wait: in a queue of this type, or as rows in Postgres | `"classic"`, `"quorum"`, `"postgres"` | required |
+//! | `max_priority` | the highest priority of a message | classic and postgres 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic and postgres 10; quorum none |
 //! | `weight` | share of slots in a weighted group | 0.001 to 1000 | none |
 //! | `slo` | how soon a task should start; measured, not enforced | `"1ms"` to `"49d"` | best effort |
 //! | `ttl` | how long a message may wait before it is dead-lettered | `"1ms"` to `"49d"` | for ever |
 //! | `max_length` | how many messages may wait; the next is refused | 1 to 2147483647 | no limit |
 //! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
-//! | `generation` | which queue in succession serves the tier | 1 to 9999 | 1 |
-//! | `delays` | whether the tier has delay queues, which delays, retries and snoozes need | `true`, `false` | `true` |
-//! | `dlq.queue` | the type of the dead-letter queue | `"classic"`, `"quorum"` | `"quorum"` |
-//! | `dlq.expiry` | after how long an uncollected dead letter is dropped | `"1ms"` to `"49d"` | `"30d"` |
+//! | `lease` | how long a claimed task stays with its process after its last heartbeat; postgres only | `"2s"` to `"24h"` | `"30s"` |
+//! | `keep` | how long finished tasks are kept as a history; postgres only | `"1s"` to `"3650d"` | not at all |
+//! | `generation` | which queue in succession serves the tier; not postgres | 1 to 9999 | 1 |
+//! | `formerly` | where the tier's messages waited before it moved; workers take from there too | `"classic"`, `"quorum"`, `"postgres"`, or `{ queue = "quorum", generation = 2 }` | it has not moved |
+//! | `delays` | whether the tier has delay queues, which delays, retries and snoozes need; not postgres, which always has delays | `true`, `false` | `true` |
+//! | `dlq.queue` | the type of the dead-letter queue; not postgres, whose dead letters go to the log at once | `"classic"`, `"quorum"` | `"quorum"` |
+//! | `dlq.expiry` | after how long an uncollected dead letter is dropped; not postgres | `"1ms"` to `"49d"` | `"30d"` |
 //! | **`[groups.NAME]`** | the tiers that one pool serves | every tier in exactly one group | |
 //! | `tiers` | names of tiers; in a strict group the first comes first | at least one | required |
 //! | `order` | which tier a free slot takes from | `"strict"`, `"weighted"` | `"strict"` |
@@ -57,6 +60,7 @@
 //! | `queue = "classic"` | 0 to 10 | 5 |
 //! | the same with `max_priority = N` | 0 to N | 5, or N where that is lower |
 //! | the same with `max_priority = 0` | none: first in, first out | 4, which orders nothing |
+//! | `queue = "postgres"` | as classic | as classic |
 //! | `queue = "quorum"` | none: first in, first out | 4, which orders nothing |
 //! | the same with `max_priority = N`, which needs RabbitMQ 4.3 | 0 to N | 5, or N where that is lower |
 //!
@@ -73,6 +77,7 @@ pub(crate) mod duration;
 pub(crate) mod error;
 pub mod export;
 mod file;
+mod formerly;
 mod group;
 mod names;
 pub mod plan;
@@ -92,11 +97,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use broker::BrokerSettings;
+pub use formerly::Formerly;
 pub use group::{Group, Order};
 pub use names::Names;
 pub(crate) use reader::near_miss;
 pub use schedule::{Missed, Schedule};
 pub use task::MappedTask;
+#[cfg(feature = "postgres")]
+pub(crate) use tier::DEFAULT_LEASE;
+pub(crate) use tier::UNORDERED_PRIORITY;
 pub use tier::{DeadLetterQueue, Home, QueueType, Tier};
 pub use timing::Timing;
 #[cfg(feature = "admin")]
@@ -209,10 +218,37 @@ impl Topology {
         self.tiers().iter().find(|tier| tier.name == name)
     }
 
+    /// The tiers whose messages wait in queues of the broker.
+    pub fn broker_tiers(&self) -> impl Iterator<Item = &Tier> + Clone {
+        self.tiers().iter().filter(|tier| tier.home.is_on_broker())
+    }
+
+    /// The tiers whose messages wait as rows in Postgres.
+    pub fn postgres_tiers(&self) -> impl Iterator<Item = &Tier> + Clone {
+        self.tiers().iter().filter(|tier| !tier.home.is_on_broker())
+    }
+
+    /// The tiers of which workers take messages from the broker: those on it, and those that were before they moved. An app
+    /// whose map has none of them needs no broker.
+    pub fn tiers_using_broker(&self) -> impl Iterator<Item = &Tier> + Clone {
+        self.tiers().iter().filter(|tier| tier.uses_broker())
+    }
+
+    /// The tiers of which workers take rows: those in Postgres, and those that were before they moved. An app whose map has
+    /// any of them needs a database.
+    pub fn tiers_using_postgres(&self) -> impl Iterator<Item = &Tier> + Clone {
+        self.tiers().iter().filter(|tier| tier.uses_postgres())
+    }
+
+    /// Whether the messages of this tier wait on the broker.
+    pub(crate) fn is_on_broker(&self, tier: &str) -> bool {
+        self.tier(tier).is_some_and(|tier| tier.home.is_on_broker())
+    }
+
     /// Which of a cluster's nodes the queues of a tier are declared through, and its clients connect to first: the tier's
-    /// place in the file, counted round the addresses of the nodes.
+    /// place among those of the broker, counted round the addresses of the nodes.
     pub(crate) fn share_of(&self, tier: &str) -> usize {
-        let place = self.tiers().iter().position(|it| it.name == tier);
+        let place = self.broker_tiers().position(|it| it.name == tier);
         place.unwrap_or_default()
     }
 

@@ -22,7 +22,8 @@ impl<'a> Names<'a> {
         Self { app }
     }
 
-    /// `{app}.tasks`: the exchange that every task is published to. The routing key is the tier.
+    /// `{app}.tasks`: the exchange that every task is published to. The routing key is
+    /// [`routing_key`](Self::routing_key).
     pub fn tasks_exchange(&self) -> String {
         format!("{}.tasks", self.app)
     }
@@ -32,21 +33,59 @@ impl<'a> Names<'a> {
         self.generation(&tier.name, tier.generation)
     }
 
+    /// `{tier}`, and `{tier}:g2` for the tier's second generation: the routing key on `{app}.tasks`, and the first word
+    /// of routing keys of delayed messages.
+    ///
+    /// Each generation has its own, so that a message reaches one queue, also while programs with two versions of the
+    /// map publish. No tier has a name with a colon, and to a topic exchange it is one word.
+    pub fn routing_key(&self, tier: &Tier) -> String {
+        routing_key(&tier.name, tier.generation)
+    }
+
+    /// The queue that a tier had before it moved, if it was on the broker.
+    pub fn former_queue(&self, tier: &Tier) -> Option<String> {
+        let generation = tier.former_generation()?;
+        Some(self.generation(&tier.name, generation))
+    }
+
     /// The queue of any generation of a tier.
-    pub(super) fn generation(&self, tier: &str, generation: u32) -> String {
+    pub(crate) fn generation(&self, tier: &str, generation: u32) -> String {
         match generation {
             1 => format!("{}.{tier}", self.app),
             generation => format!("{}.{tier}.g{generation}", self.app),
         }
     }
 
-    /// Whether `queue` is the tier's queue, of any generation.
-    pub(crate) fn is_generation_of(&self, tier: &Tier, queue: &str) -> bool {
-        let first = self.generation(&tier.name, 1);
-        queue.strip_prefix(&first).is_some_and(|rest| {
-            let number = rest.strip_prefix(".g").map(str::parse::<u32>);
-            rest.is_empty() || matches!(number, Some(Ok(_)))
-        })
+    /// Which generation of the tier's queue this is; `None` if it is another queue.
+    pub(crate) fn generation_number(&self, tier: &str, queue: &str) -> Option<u32> {
+        let rest = queue.strip_prefix(&self.generation(tier, 1))?;
+        match rest.is_empty() {
+            true => Some(1),
+            false => rest.strip_prefix(".g")?.parse().ok(),
+        }
+    }
+
+    /// The routing key of any generation of a tier.
+    pub(crate) fn key_of_generation(&self, tier: &str, generation: u32) -> String {
+        routing_key(tier, generation)
+    }
+
+    /// The exchanges, and the queues, of the tier's own delays: those with the longest wait first.
+    pub(crate) fn delay_levels(&self, tier: &str) -> Vec<String> {
+        let levels = Level::short();
+        levels.map(|level| self.delay_level(tier, level)).collect()
+    }
+
+    /// The exchanges, and the queues, of the delays that all tiers share.
+    pub(crate) fn long_delay_levels(&self) -> Vec<String> {
+        Level::long()
+            .map(|level| self.delay_level("", level))
+            .collect()
+    }
+
+    /// Whether this is an exchange or queue of the tier's own delays.
+    pub(crate) fn is_delay_of(&self, tier: &str, name: &str) -> bool {
+        name.starts_with(&format!("{}.delay.{tier}.", self.app))
     }
 
     /// `{app}.{tier}.dlx`: the exchange for the dead letters of a tier.
@@ -83,7 +122,7 @@ impl<'a> Names<'a> {
     }
 
     /// `{app}.delay.{tier}.out`: the last exchange of a tier's own ladder.
-    pub(super) fn delay_out(&self, tier: &str) -> String {
+    pub(crate) fn delay_out(&self, tier: &str) -> String {
         format!("{}.delay.{tier}.out", self.app)
     }
 
@@ -102,6 +141,14 @@ impl<'a> Names<'a> {
     /// `{app}.worker.{group}`: the user of a group's workers.
     pub fn worker_user(&self, group: &str) -> String {
         format!("{}.worker.{group}", self.app)
+    }
+}
+
+/// The routing key of any generation of a tier.
+pub(super) fn routing_key(tier: &str, generation: u32) -> String {
+    match generation {
+        1 => tier.to_owned(),
+        generation => format!("{tier}:g{generation}"),
     }
 }
 

@@ -37,11 +37,7 @@ pub struct Plan {
     pub queues: Vec<Queue>,
     /// The bindings between them.
     pub bindings: Vec<Binding>,
-    /// Bindings to take away once the others are there: those of tiers' earlier generations, which
-    /// would get a second copy of every message.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub retired: Vec<Binding>,
-    /// How to publish each task, for producers in any language.
+    /// How to publish each task of a tier on the broker, for producers in any language.
     pub tasks: BTreeMap<String, PublishTarget>,
 }
 
@@ -176,36 +172,40 @@ impl Plan {
             exchanges: Vec::new(),
             queues: Vec::new(),
             bindings: Vec::new(),
-            retired: Vec::new(),
             tasks: BTreeMap::new(),
         };
         plan.exchange(names.tasks_exchange(), ExchangeKind::Direct, []);
-        let tiers = topology.tiers();
-        for (share, tier) in tiers.iter().enumerate() {
+        let tiers = || topology.broker_tiers().enumerate();
+        for (share, tier) in tiers() {
             check_priorities(tier, broker)?;
             plan.tier(&names, tier, share);
         }
         for group in topology.groups() {
             // With the first tier of the group, so that the node of another one does not stop it.
-            let first = group.tiers.first().map(|tier| topology.share_of(tier));
-            plan.quarantine(&names, &group.name, first.unwrap_or_default());
+            let mut queues = group
+                .tiers
+                .iter()
+                .filter(|tier| topology.tier(tier).is_some_and(Tier::uses_broker));
+            if let Some(first) = queues.next() {
+                plan.quarantine(&names, &group.name, topology.share_of(first));
+            }
         }
-        let of_no_tier = tiers.len();
+        let of_no_tier = tiers().count();
         plan.unrouted(&names, of_no_tier);
-        let delayed = tiers.iter().enumerate().filter(|(_, it)| it.delays);
+        let delayed = tiers().filter(|(_, it)| it.delays);
         if delayed.clone().next().is_some() {
             plan.long_ladder(&names, delayed.clone().map(|(_, tier)| tier), of_no_tier);
         }
         for (share, tier) in delayed {
             plan.short_ladder(&names, tier, share);
         }
-        for tier in topology.tiers() {
-            plan.retire(&names, tier);
-        }
-        plan.tasks = topology
-            .tasks()
-            .iter()
-            .map(|task| (task.name.clone(), publishing(&names, task)))
+        let tasks = topology.tasks().iter();
+        plan.tasks = tasks
+            .filter(|task| topology.is_on_broker(&task.tier))
+            .filter_map(|task| {
+                let tier = topology.tier(&task.tier)?;
+                Some((task.name.clone(), publishing(&names, task, tier)))
+            })
             .collect();
         Ok(plan)
     }
@@ -214,13 +214,13 @@ impl Plan {
     fn tier(&mut self, names: &Names<'_>, tier: &Tier, share: usize) {
         let queue = names.queue(tier);
         let dead_letters = names.dead_letter_exchange(&tier.name);
-        self.queue(
-            queue.clone(),
-            tier.home.queue_type(),
-            tier_arguments(tier, &dead_letters),
-            share,
-        );
-        self.bind_queue(&names.tasks_exchange(), &queue, &tier.name);
+        let Some(queue_type) = tier.home.queue_type() else {
+            return;
+        };
+        let arguments = tier_arguments(tier, &dead_letters);
+        self.queue(queue.clone(), queue_type, arguments, share);
+        let key = names.routing_key(tier);
+        self.bind_queue(&names.tasks_exchange(), &queue, &key);
 
         // A headers exchange, because its kind cannot change later and only headers
         // distinguish an expired message from a rejected one. Matching all of no headers takes everything.
@@ -272,7 +272,7 @@ impl Plan {
         self.ladder_end(names, &out);
         for tier in tiers {
             let top = names.delay_level(&tier.name, Level::TOP_OF_SHORT);
-            self.bind_exchange(&out, &top, &format!("{}.#", tier.name));
+            self.bind_exchange(&out, &top, &format!("{}.#", names.routing_key(tier)));
         }
     }
 
@@ -284,26 +284,9 @@ impl Plan {
             self.level(level, name, &out, share);
         }
         self.ladder_end(names, &out);
-        self.bind_queue(&out, &names.queue(tier), "#");
-    }
-
-    /// Unbinds the queues of the tier's earlier generations from everything that its queue is bound to.
-    fn retire(&mut self, names: &Names<'_>, tier: &Tier) {
-        let queue = names.queue(tier);
-        let current = self.bindings.iter();
-        let current: Vec<_> = current
-            .filter(|binding| binding.destination == queue)
-            .collect();
-        let retired: Vec<_> = (1..tier.generation)
-            .flat_map(|generation| {
-                let earlier = names.generation(&tier.name, generation);
-                current.iter().map(move |binding| Binding {
-                    destination: earlier.clone(),
-                    ..(*binding).clone()
-                })
-            })
-            .collect();
-        self.retired.extend(retired);
+        // Another generation of the tier has another key, so that no message reaches both.
+        let key = format!("{}.#", names.routing_key(tier));
+        self.bind_queue(&out, &names.queue(tier), &key);
     }
 
     fn level(&mut self, level: Level, name: impl Fn(Level) -> String, out: &str, share: usize) {
@@ -408,7 +391,7 @@ impl Plan {
 
 fn check_priorities(tier: &Tier, broker: Version) -> Result<(), Error> {
     let needs_quorum_priorities = match tier.home {
-        Home::Classic { .. } => None,
+        Home::Classic { .. } | Home::Postgres { .. } => None,
         Home::Quorum { max_priority, .. } => max_priority,
     };
     match needs_quorum_priorities {
@@ -439,6 +422,7 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
             arguments.push(("x-dead-letter-strategy", text("at-least-once")));
             arguments.push(("x-delivery-limit", Argument::Int(delivery_limit.into())));
         }
+        Home::Postgres { .. } => {}
     }
     arguments.extend(tier.ttl.map(|ttl| ("x-message-ttl", milliseconds(ttl))));
     arguments.extend(
@@ -448,11 +432,11 @@ fn tier_arguments<'n>(tier: &Tier, dead_letters: &str) -> Vec<(&'n str, Argument
     arguments
 }
 
-fn publishing(names: &Names<'_>, task: &super::MappedTask) -> PublishTarget {
+fn publishing(names: &Names<'_>, task: &super::MappedTask, tier: &Tier) -> PublishTarget {
     PublishTarget {
         tier: task.tier.clone(),
         exchange: names.tasks_exchange(),
-        routing_key: task.tier.clone(),
+        routing_key: names.routing_key(tier),
         priority: task.priority,
     }
 }

@@ -184,7 +184,9 @@ impl<'f> Reader<'f> {
 
     /// The value under `key`, whatever it is.
     pub(super) fn value(&mut self, key: &'static str) -> Option<&'f At<DeValue<'f>>> {
-        self.known.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
         self.table.get(key)
     }
 

@@ -123,7 +123,7 @@ fn check_priority(priority: u8, tier: &Tier, task: &Reader<'_>) {
             format!(
                 "remove it, or set {} in [tiers.{}]",
                 match tier.home {
-                    Home::Classic { .. } => "max_priority",
+                    Home::Classic { .. } | Home::Postgres { .. } => "max_priority",
                     Home::Quorum { .. } =>
                         "queue = \"classic\" or, from RabbitMQ 4.3 on, max_priority",
                 },

@@ -1,4 +1,4 @@
-//! `[tiers.NAME]`: one urgency, one queue.
+//! `[tiers.NAME]`: one urgency, one queue or the rows of a table.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -6,18 +6,19 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::delay;
+use super::formerly::{self, CHOICES, Formerly};
 use super::names::{self, Names, RESERVED_TIERS};
 use super::reader::{At, Reader};
 use super::source::Source;
 
-/// A tier: tasks of one urgency, in one queue, with a dead-letter queue of its own.
+/// A tier: tasks of one urgency, in one queue with a dead-letter queue of its own, or as rows in Postgres.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Tier {
     /// The name in `[tiers.NAME]`: letters, digits, `_` and `-`.
     pub name: String,
-    /// The queue of the tier's messages: the key `queue`, and the keys that only this kind of queue
-    /// has. It has no default.
+    /// Where the tier's messages wait: the key `queue`, and the keys that only this kind of queue has. It has no
+    /// default.
     pub home: Home,
     /// The share of slots in a weighted group, relative to the group's other tiers: 0.001 to 1000.
     /// Default `None`, which only a strict group allows.
@@ -26,11 +27,14 @@ pub struct Tier {
     pub slo: Option<Duration>,
     /// How long a message may wait in the queue before it is dead-lettered. Default `None`: for ever.
     pub ttl: Option<Duration>,
-    /// How many messages may wait, from 1; the broker refuses the next. Default `None`: no limit.
+    /// How many messages may wait, from 1; the next is refused. In Postgres they are counted now and then, so that
+    /// the limit holds within a few percent. Default `None`: no limit.
     pub max_length: Option<u32>,
     /// Which queue in succession serves the tier, 1 to 9999; default 1. A queue's arguments cannot
     /// change, so a tier whose arguments do gets its next generation.
     pub generation: u32,
+    /// Where the tier's messages waited before it moved, while some may still be there. Default `None`.
+    pub formerly: Option<Formerly>,
     /// Whether the tier has delay queues, which every delay, retry and snooze above zero needs. Default true.
     ///
     /// Without them the broker has 14 queues, 15 exchanges and 30 bindings less. A publish with a delay is then an
@@ -59,28 +63,64 @@ pub enum Home {
         /// on many versions every return counts.
         delivery_limit: u32,
     },
+    /// `"postgres"`: rows of a table in the app's database. The broker has nothing of this tier.
+    Postgres {
+        /// The highest priority of a message, 1 to 255; default 10. `None` (0 in the file): all
+        /// messages are equal, first in, first out.
+        max_priority: Option<u8>,
+        /// How long a task that a process has claimed stays its own after the last heartbeat of that process; default
+        /// 30 s. A process sends one every third of it.
+        lease: Duration,
+        /// How long finished tasks are kept as a history. Default `None`: they are not.
+        keep: Option<Duration>,
+    },
 }
 
 impl Home {
-    /// The type of the tier's queue on the broker.
-    pub fn queue_type(self) -> QueueType {
+    /// The type of the tier's queue on the broker; `None` if it has none.
+    pub fn queue_type(self) -> Option<QueueType> {
         match self {
-            Home::Classic { .. } => QueueType::Classic,
-            Home::Quorum { .. } => QueueType::Quorum,
+            Home::Classic { .. } => Some(QueueType::Classic),
+            Home::Quorum { .. } => Some(QueueType::Quorum),
+            Home::Postgres { .. } => None,
+        }
+    }
+
+    /// Whether the tier's messages wait on the broker.
+    pub fn is_on_broker(self) -> bool {
+        self.queue_type().is_some()
+    }
+
+    /// How long a claimed task stays with its process after its last heartbeat; `None` on the broker, which notices
+    /// lost connections itself.
+    pub fn lease(self) -> Option<Duration> {
+        match self {
+            Home::Classic { .. } | Home::Quorum { .. } => None,
+            Home::Postgres { lease, .. } => Some(lease),
+        }
+    }
+
+    /// How long finished tasks are kept as a history; `None`: they are not.
+    pub fn keep(self) -> Option<Duration> {
+        match self {
+            Home::Classic { .. } | Home::Quorum { .. } => None,
+            Home::Postgres { keep, .. } => keep,
         }
     }
 
     /// The highest priority of a message; `None`: all messages are equal.
     pub fn max_priority(self) -> Option<u8> {
         match self {
-            Home::Classic { max_priority } | Home::Quorum { max_priority, .. } => max_priority,
+            Home::Classic { max_priority }
+            | Home::Quorum { max_priority, .. }
+            | Home::Postgres { max_priority, .. } => max_priority,
         }
     }
 
     /// How often the broker delivers a message before it dead-letters it; `None`: no limit.
     pub fn delivery_limit(self) -> Option<u32> {
         match self {
-            Home::Classic { .. } => None,
+            Home::Classic { .. } | Home::Postgres { .. } => None,
             Home::Quorum { delivery_limit, .. } => Some(delivery_limit),
         }
     }
@@ -146,6 +186,21 @@ impl Tier {
             None => UNORDERED_PRIORITY,
         }
     }
+
+    /// The generation of the queue that the tier had on the broker before it moved, if it had one.
+    pub(crate) fn former_generation(&self) -> Option<u32> {
+        self.formerly.and_then(Formerly::generation)
+    }
+
+    /// Whether workers take messages of the tier from the broker: it is there, or was before it moved.
+    pub(crate) fn uses_broker(&self) -> bool {
+        self.home.is_on_broker() || self.former_generation().is_some()
+    }
+
+    /// Whether messages of the tier are rows in Postgres, or may be left there since before it moved.
+    pub(crate) fn uses_postgres(&self) -> bool {
+        !self.home.is_on_broker() || self.formerly == Some(Formerly::Postgres)
+    }
 }
 
 const DEFAULT_PRIORITY: u8 = 5;
@@ -153,15 +208,23 @@ const DEFAULT_PRIORITY: u8 = 5;
 /// The priority in tiers without priorities. A quorum queue of RabbitMQ 4.3 gives it to a message that
 /// has none, and it is the highest that 4.0 to 4.2 treat as normal. All messages have the same, so the
 /// order stays when the broker is upgraded under waiting messages.
-const UNORDERED_PRIORITY: u8 = 4;
+pub(crate) const UNORDERED_PRIORITY: u8 = 4;
 
+/// The word of `queue` for a tier that has no queue on the broker.
+pub(super) const POSTGRES: &str = "postgres";
 const CLASSIC_PRIORITIES: RangeInclusive<u8> = 0..=255;
 const QUORUM_PRIORITIES: RangeInclusive<u8> = 1..=31;
 const DEFAULT_CLASSIC_PRIORITIES: u8 = 10;
 const WEIGHTS: RangeInclusive<f64> = 0.001..=1000.0;
-const GENERATIONS: RangeInclusive<u32> = 1..=9_999;
+pub(super) const GENERATIONS: RangeInclusive<u32> = 1..=9_999;
 const COUNTS: RangeInclusive<u32> = 1..=i32::MAX as u32;
 const DEFAULT_DELIVERY_LIMIT: u32 = 100;
+/// A shorter lease would end in a pause of the process or the database.
+const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(86_400);
+/// The lease of a tier whose table does not say one, and of rows of a tier on the broker.
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+const KEEPS: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3_650 * 86_400);
 
 /// RabbitMQ's timers end at 2^32 - 1 ms, some hours after day 49.
 const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(49 * 86_400);
@@ -171,7 +234,8 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
         return Vec::new();
     };
     if section.entries().is_empty() {
-        let help = "write [tiers.NAME] and queue = \"quorum\" or \"classic\" below it";
+        let help =
+            "write [tiers.NAME] and queue = \"quorum\", \"classic\" or \"postgres\" below it";
         let message = "[tiers] is empty, and every task needs a tier";
         section.source().report(section.span(), message, Some(help));
     }
@@ -179,16 +243,19 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
         .tables()
         .into_iter()
         .map(|(name, table)| {
-            check_name(&name, app, section.source());
-            At::new(name.span(), read_tier(name.get_ref(), table))
+            let tier = read_tier(name.get_ref(), table);
+            check_name(&name, tier.generation, app, section.source());
+            At::new(name.span(), tier)
         })
         .collect()
 }
 
 fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
+    let home = read_home(&mut table);
+    let generation = table.integer("generation", GENERATIONS).unwrap_or(1);
     let tier = Tier {
         name: name.to_owned(),
-        home: read_home(&mut table),
+        home,
         // A wrong weight is reported once, and not again as missing.
         weight: table
             .number("weight", WEIGHTS)
@@ -196,33 +263,50 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
         slo: table.duration("slo", TIMES),
         ttl: table.duration("ttl", TIMES),
         max_length: table.integer("max_length", COUNTS),
-        generation: table.integer("generation", GENERATIONS).unwrap_or(1),
+        generation,
+        formerly: formerly::read(&mut table, home, generation),
         delays: table.boolean("delays").unwrap_or(true),
         dlq: read_dlq(&mut table),
     };
-    let how = "write queue = \"quorum\" (replicated) or queue = \"classic\" (one node, priorities)";
+    let how = "write queue = \"quorum\" (replicated), \"classic\" (one node, priorities) or \"postgres\" (rows)";
+    if !tier.home.is_on_broker() {
+        reject_broker_keys(&table);
+    }
     table.finish(&[("queue", how)]);
     tier
 }
 
 fn read_home(table: &mut Reader<'_>) -> Home {
     let default_classic = Some(DEFAULT_CLASSIC_PRIORITIES);
-    match table.choice("queue", &QueueType::CHOICES) {
-        Some(QueueType::Classic) => {
-            reject_delivery_limit(table);
-            Home::Classic {
-                max_priority: read_max_priority(table, CLASSIC_PRIORITIES, default_classic),
-            }
-        }
-        Some(QueueType::Quorum) => Home::Quorum {
+    let home = table.choice("queue", &CHOICES);
+    if home.is_some_and(|queue| queue != Some(QueueType::Quorum)) {
+        reject_delivery_limit(table);
+    }
+    if let Some(Some(_)) = home {
+        reject_postgres_keys(table);
+    }
+    match home {
+        Some(Some(QueueType::Classic)) => Home::Classic {
+            max_priority: read_max_priority(table, CLASSIC_PRIORITIES, default_classic),
+        },
+        Some(Some(QueueType::Quorum)) => Home::Quorum {
             max_priority: read_max_priority(table, QUORUM_PRIORITIES, None),
             delivery_limit: read_delivery_limit(table),
         },
-        // A wrong queue type is reported once, and not again for each priority.
-        None => Home::Quorum {
-            max_priority: read_max_priority(table, CLASSIC_PRIORITIES, Some(u8::MAX)),
-            delivery_limit: read_delivery_limit(table),
+        Some(None) => Home::Postgres {
+            max_priority: read_max_priority(table, CLASSIC_PRIORITIES, default_classic),
+            lease: table.duration("lease", LEASES).unwrap_or(DEFAULT_LEASE),
+            keep: table.duration("keep", KEEPS),
         },
+        // A wrong queue type is reported once, and not again for each key that only some types have.
+        None => {
+            let _ = table.duration("lease", LEASES);
+            let _ = table.duration("keep", KEEPS);
+            Home::Quorum {
+                max_priority: read_max_priority(table, CLASSIC_PRIORITIES, Some(u8::MAX)),
+                delivery_limit: read_delivery_limit(table),
+            }
+        }
     }
 }
 
@@ -251,9 +335,55 @@ fn reject_delivery_limit(table: &mut Reader<'_>) {
         let what = table.what();
         table.reject(
             "delivery_limit",
-            format!("delivery_limit in {what} is for quorum queues, and this tier is classic"),
-            Some("a classic queue does not count deliveries; remove it or set queue = \"quorum\""),
+            format!("delivery_limit in {what} is for quorum queues, and this tier has none"),
+            Some("only a quorum queue counts deliveries; remove it or set queue = \"quorum\""),
         );
+    }
+}
+
+/// Refuses the keys of a Postgres tier that RabbitMQ has no use for.
+fn reject_postgres_keys(table: &mut Reader<'_>) {
+    let keys = [
+        (
+            "lease",
+            LEASES,
+            "the broker notices lost connections itself",
+        ),
+        (
+            "keep",
+            KEEPS,
+            "a queue forgets a message that is acknowledged",
+        ),
+    ];
+    for (key, range, why) in keys {
+        if table.duration(key, range).is_some() {
+            let what = table.what();
+            let message =
+                format!("{key} in {what} is for tiers in Postgres, and this tier is on the broker");
+            let help = format!("{why}; remove it or set queue = \"postgres\"");
+            table.reject(key, message, Some(&help));
+        }
+    }
+}
+
+/// Refuses the keys of a tier on the broker that Postgres has no use for.
+fn reject_broker_keys(table: &Reader<'_>) {
+    let keys = [
+        ("generation", "rows have no arguments that could change"),
+        ("delays", "every tier in Postgres has delays"),
+        (
+            "dlq",
+            "its dead letters go to the log in the same transaction",
+        ),
+    ];
+    for (key, why) in keys {
+        if table.has(key) {
+            let what = table.what();
+            let message = format!(
+                "{key} in {what} is for queues on the broker, and this tier is in Postgres"
+            );
+            table.reject(key, message, Some(&format!("remove it: {why}")));
+        }
     }
 }
 
@@ -269,10 +399,11 @@ fn read_dlq(tier: &mut Reader<'_>) -> DeadLetterQueue {
     dlq
 }
 
-fn check_name(name: &At<&str>, app: Option<&str>, source: &Source<'_>) {
+fn check_name(name: &At<&str>, generation: u32, app: Option<&str>, source: &Source<'_>) {
     let tier = *name.get_ref();
     let longest_name = Names::new(app.unwrap_or_default()).delay_out(tier).len();
-    let longest = longest_name.max(delay::routing_key(tier, 0).len());
+    let key = names::routing_key(tier, generation);
+    let longest = longest_name.max(delay::routing_key(&key, 0).len());
     if let Some((message, help)) = names::mistake("tier", tier, longest) {
         source.report(&name.span(), message, Some(&help));
     } else if RESERVED_TIERS.contains(&tier) {

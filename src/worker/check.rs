@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::error::{LimitsTooLong, WorkerError};
 use crate::task::{Registration, Registry};
-use crate::topology::{MappedTask, Topology};
+use crate::topology::{MappedTask, Tier, Topology};
 
 /// The groups to serve, each once and in the order given.
 ///
@@ -35,7 +35,10 @@ pub(super) fn check(
             };
             let timeout = registration.options().timeout;
             let in_hand = timeout.saturating_mul(group.prefetch.into());
-            if group.tiers.contains(&task.tier) && in_hand >= ack_timeout {
+            // A lease is extended for as long as it takes. But a task from the queue of before the move has none.
+            let tier = topology.tier(&task.tier);
+            let has_ack_timeout = tier.is_some_and(Tier::uses_broker);
+            if has_ack_timeout && group.tiers.contains(&task.tier) && in_hand >= ack_timeout {
                 return Err(Error::Worker(WorkerError::LimitsTooLong(Box::new(
                     LimitsTooLong {
                         task: registration.name(),

@@ -102,8 +102,8 @@ impl WorkerError {
 #[error(
     "task `{task}` may run for {}, and group {group:?} holds {prefetch} per slot, so the last message \
      of a slot may be acknowledged after {}, when the broker has taken it away (ack_timeout {}); lower \
-     the task's timeout or the group's prefetch, or raise the broker's consumer_timeout and \
-     ack_timeout in [broker] with it",
+     the task's timeout or the group's prefetch, or give the task a tier with queue = \"postgres\", which \
+     has no such limit, or raise the broker's consumer_timeout and ack_timeout in [broker] with it",
     humantime::format_duration(*timeout),
     humantime::format_duration(timeout.saturating_mul((*prefetch).into())),
     humantime::format_duration(*ack_timeout)

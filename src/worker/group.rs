@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
 use super::{Phase, Shared};
-use crate::source::{Delivery, Next, Source, Supply, amqp};
+use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
 /// How long sources may take to close.
@@ -32,6 +32,8 @@ pub(super) struct Group {
     slots: usize,
     order: Order,
     tiers: usize,
+    /// From which source on to look for the next delivery of each tier.
+    next_source: Vec<usize>,
     sources: Vec<Box<dyn Source>>,
     /// Deliveries that were taken: each has a handler that runs, or its successor is being stored.
     running: HashMap<JobKey, Job>,
@@ -71,7 +73,8 @@ impl Group {
             slots: group.concurrency.into(),
             order,
             tiers: group.tiers.len(),
-            sources: amqp::sources(&shared.settings, group),
+            next_source: vec![0; group.tiers.len()],
+            sources: shared.sources(group),
             running: HashMap::new(),
             handlers: 0,
             sender,
@@ -155,7 +158,7 @@ impl Group {
         self.handlers -= 1;
         let (source, handle) = key;
         match next {
-            Next::Done => drop(self.running.remove(&key)),
+            Next::Done(_) => drop(self.running.remove(&key)),
             _ => drop(self.running.insert(key, Job::Settling)),
         }
         self.sources[source].settle(handle, next);
@@ -217,15 +220,25 @@ impl Group {
 
     /// Starts the tier's next delivery; whether there was one.
     fn take(&mut self, tier: usize) -> bool {
-        for (index, source) in self.sources.iter_mut().enumerate() {
+        // Sources of one tier take turns: a queue that is never empty must not hold up the tier's rows.
+        let (number, first) = (self.sources.len(), self.next_source[tier]);
+        for index in (0..number).map(|step| (first + step) % number) {
+            let source = &mut self.sources[index];
             if source.tier() != Some(tier) || source.supply() != Supply::Ready {
                 continue;
             }
-            let Some(Delivery { handle, received }) = source.take() else {
+            self.next_source[tier] = index + 1;
+            let Some(Delivery {
+                handle,
+                received,
+                lease,
+            }) = source.take()
+            else {
                 return false;
             };
             let key = (index, handle);
-            let handler = job::start(self.shared.clone(), received, key, self.sender.clone());
+            let (shared, sender) = (self.shared.clone(), self.sender.clone());
+            let handler = job::start(shared, received, lease, key, sender);
             self.running.insert(key, Job::Handler(handler));
             self.handlers += 1;
             return true;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-use super::Shared;
 use super::watchdog::Report;
+use super::{Shared, WIND_DOWN};
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
-use crate::source::amqp::unreadable;
-use crate::source::{Handle, Next, task_ref};
-use crate::task::TaskOptions;
+use crate::source::{Handle, LeasedRun, Next, task_ref, unreadable};
+use crate::task::{CancelReason, Cancellation, TaskEnding, TaskOptions};
 
 /// A delivery of a group: the index of its source, and its handle there.
 pub(super) type JobKey = (usize, Handle);
@@ -33,6 +33,7 @@ pub(super) struct JobEvent {
 pub(super) fn start(
     shared: Arc<Shared>,
     received: Arc<Received>,
+    lease: Option<LeasedRun>,
     key: JobKey,
     events: UnboundedSender<JobEvent>,
 ) -> AbortOnDropHandle<()> {
@@ -41,8 +42,17 @@ pub(super) fn start(
         events: Some(events),
     };
     AbortOnDropHandle::new(tokio::spawn(async move {
-        let next = run(&shared, &received, &reporter).await;
-        if matches!(next, Next::Done) {
+        let (begin, lost) = match lease {
+            Some(LeasedRun { begin, lost }) => (begin, Some(lost)),
+            None => (None, None),
+        };
+        if let Some(begin) = begin
+            && begin.await != Ok(true)
+        {
+            return reporter.ended(Next::Back);
+        }
+        let next = run(&shared, &received, lost.as_ref(), &reporter).await;
+        if lost.is_none() && matches!(next, Next::Done(_)) {
             // The source remembers what has ended by its key. Computed here, a large payload does not hold up
             // its ticks.
             received.key();
@@ -76,7 +86,13 @@ impl Drop for Reporter {
     }
 }
 
-async fn run(shared: &Arc<Shared>, received: &Arc<Received>, reporter: &Reporter) -> Next {
+/// Runs a delivery. `lost` is cancelled when its lease is lost, and when the grace period of a shutdown is over.
+async fn run(
+    shared: &Arc<Shared>,
+    received: &Arc<Received>,
+    lost: Option<&Cancellation>,
+    reporter: &Reporter,
+) -> Next {
     let Ok(message) = received.message() else {
         return unreadable(received);
     };
@@ -99,10 +115,28 @@ async fn run(shared: &Arc<Shared>, received: &Arc<Received>, reporter: &Reporter
         .unwrap_or_default();
     observers.emit(&Event::Started { task, waited });
     let begin = Instant::now();
-    match watched(shared, received, message, reporter).await {
-        Some(verdict) => next(shared, message, verdict, begin.elapsed()),
-        None => {
-            let why = "the worker shuts down";
+    let cancelled = lost.unwrap_or(&shared.cancelled);
+    let mut watched = pin!(watched(shared, received, message, cancelled, reporter));
+    let verdict = match lost {
+        None => watched.await,
+        Some(lost) => tokio::select! {
+            verdict = &mut watched => verdict,
+            // The handler is told by its context, and dropped a moment later.
+            () = lost.cancelled() => timeout(WIND_DOWN, watched).await.ok().flatten(),
+        },
+    };
+    let is_lost = cancelled.reason() == Some(CancelReason::LeaseLost);
+    match verdict {
+        // A handler that was told to stop has not failed. If it is done all the same, and no other worker has taken
+        // the task over, it need not run again.
+        Some(verdict) if !is_lost || matches!(verdict, Verdict::Done) => {
+            next(shared, message, verdict, begin.elapsed())
+        }
+        _ => {
+            let why = match is_lost {
+                true => "its lease is lost",
+                false => "the worker shuts down",
+            };
             observers.emit(&Event::GivenBack { task, why });
             Next::Back
         }
@@ -114,6 +148,7 @@ async fn watched(
     shared: &Arc<Shared>,
     received: &Arc<Received>,
     message: &Message,
+    cancelled: &Cancellation,
     reporter: &Reporter,
 ) -> Option<Verdict> {
     let span = tracing::info_span!(
@@ -142,7 +177,7 @@ async fn watched(
             }
         }
     });
-    let handler = pin!(shared.executor.execute(message, &shared.cancelled));
+    let handler = pin!(shared.executor.execute(message, cancelled));
     let handler = watching.watch(handler).instrument(span);
     shared.dropped.run_until_cancelled(handler).await
 }
@@ -155,18 +190,18 @@ fn next(shared: &Shared, message: &Message, verdict: Verdict, ran: Duration) -> 
     match verdict {
         Verdict::Done => {
             observers.emit(&Event::Done { task, ran });
-            Next::Done
+            Next::Done(TaskEnding::Done)
         }
         Verdict::Discarded { reason } => {
             tracing::info!(task = name, %id, reason, "discarded");
             let reason = &reason;
             observers.emit(&Event::Discarded { task, reason });
-            Next::Done
+            Next::Done(TaskEnding::Discarded)
         }
         Verdict::Expired { late } => {
             tracing::info!(task = name, %id, ?late, "expired, not run");
             observers.emit(&Event::Expired { task, late });
-            Next::Done
+            Next::Done(TaskEnding::Expired)
         }
         Verdict::Snooze { after } => Next::Later {
             message: Box::new(message.clone()),

@@ -13,6 +13,7 @@ mod serve;
 mod watchdog;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -20,18 +21,39 @@ pub use serve::Worker;
 pub(crate) use serve::WorkerParts;
 
 use crate::execute::Executor;
-use crate::source::amqp::ConsumerSettings;
+use crate::source::Source;
+use crate::source::amqp::{self, ConsumerSettings};
+#[cfg(feature = "postgres")]
+use crate::source::postgres::{self, RowSettings};
 use crate::task::Cancellation;
+use crate::topology;
+
+/// How long cancelled handlers have to end well.
+const WIND_DOWN: Duration = Duration::from_millis(500);
 
 /// What all groups of a worker share.
 struct Shared {
     settings: Arc<ConsumerSettings>,
+    /// For tiers in Postgres, if the worker serves any.
+    #[cfg(feature = "postgres")]
+    rows: Option<Arc<RowSettings>>,
     executor: Executor,
     watchdog: Arc<watchdog::Watchdog>,
     /// Given when the grace period of a shutdown is over: handlers should end.
     cancelled: Cancellation,
     /// Given after that: handlers are dropped.
     dropped: CancellationToken,
+}
+
+impl Shared {
+    /// Where the deliveries of a group come from.
+    fn sources(&self, group: &topology::Group) -> Vec<Box<dyn Source>> {
+        #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
+        let mut sources = amqp::sources(&self.settings, group);
+        #[cfg(feature = "postgres")]
+        sources.extend(postgres::sources(self.rows.as_ref(), group));
+        sources
+    }
 }
 
 /// How far a shutdown has come.

@@ -15,26 +15,29 @@ use tokio_util::task::AbortOnDropHandle;
 use super::check::check;
 use super::group::Group;
 use super::watchdog::Watchdog;
-use super::{Phase, Shared};
+use super::{Phase, Shared, WIND_DOWN};
 use crate::Error;
 use crate::error::WorkerError;
 use crate::execute::Executor;
+use crate::message::QUARANTINE_FROM;
 use crate::observe::Observers;
+#[cfg(feature = "postgres")]
+use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::secret::Secret;
 use crate::service::{Service, Termination};
+use crate::source::Suspects;
 use crate::source::amqp::{ConsumerSettings, reroute};
-use crate::source::{QUARANTINE_FROM, Suspects};
-use crate::task::{Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
+#[cfg(feature = "postgres")]
+use crate::source::postgres::RowSettings;
+use crate::task::{CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
 use crate::topology::duration::Unreadable;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Tier, Topology};
 
 /// How long running tasks have after a shutdown began, unless it is said otherwise. Kubernetes, ECS and
 /// Heroku kill a process 30 s after they asked it to end. What comes after the grace period takes up to
 /// 2.4 s here, and then the program has connections of its own to close.
 const DEFAULT_GRACE: Duration = Duration::from_secs(20);
-/// How long cancelled handlers have to end well.
-const WIND_DOWN: Duration = Duration::from_millis(500);
 /// How long dropped tasks may take to be given back.
 const GIVE_BACK: Duration = Duration::from_millis(900);
 /// How often a worker may die while it runs a task from quarantine, unless the app says otherwise.
@@ -61,6 +64,8 @@ pub(crate) struct WorkerParts {
     pub(crate) urls: Vec<Secret>,
     pub(crate) connection_name: String,
     pub(crate) publisher: Publisher,
+    #[cfg(feature = "postgres")]
+    pub(crate) database: Option<Database>,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
     pub(crate) middleware: Arc<MiddlewareChains>,
     pub(crate) data: Arc<Data>,
@@ -157,26 +162,32 @@ impl Worker {
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
+        let settings = Arc::new(ConsumerSettings {
+            topology: parts.topology.clone(),
+            urls: parts.urls,
+            connection_name: parts.connection_name,
+            publisher: parts.publisher,
+            #[cfg(feature = "postgres")]
+            database: parts.database.clone(),
+            observers: parts.observers,
+            worker: worker_name(),
+            version: parts.version,
+            may_declare: parts.may_declare,
+            dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
+            suspects: parts.suspects,
+            redeclared: Default::default(),
+        });
+        let cancelled = Cancellation::new();
         let shared = Arc::new(Shared {
+            #[cfg(feature = "postgres")]
+            rows: RowSettings::new(&settings, parts.database.as_ref(), &groups, &cancelled),
             executor: Executor::new(registry, parts.data, publisher)
                 .middleware(parts.middleware)
                 .shutdown_signal(shutting_down.clone()),
             watchdog,
-            cancelled: Cancellation::new(),
+            cancelled,
             dropped: CancellationToken::new(),
-            settings: Arc::new(ConsumerSettings {
-                topology: parts.topology.clone(),
-                urls: parts.urls,
-                connection_name: parts.connection_name,
-                publisher: parts.publisher,
-                observers: parts.observers,
-                worker: worker_name(),
-                version: parts.version,
-                may_declare: parts.may_declare,
-                dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
-                suspects: parts.suspects,
-                redeclared: Default::default(),
-            }),
+            settings,
         });
         let mut running = RunningGroups::begin(&shared, &parts.topology, &groups);
         let collector = parts
@@ -191,9 +202,12 @@ impl Worker {
             }
         };
         running.end(&shared, grace, hurry).await;
-        if let Some(collector) = collector {
-            let _ = timeout(WIND_DOWN, collector).await;
-        }
+        let collector = async {
+            if let Some(collector) = collector {
+                let _ = timeout(WIND_DOWN, collector).await;
+            }
+        };
+        join(running.end_leases(), collector).await;
         Ok(())
     }
 
@@ -222,6 +236,9 @@ impl IntoFuture for Worker {
 /// The groups at work. They end with this value.
 struct RunningGroups {
     groups: JoinSet<()>,
+    /// What serves the tiers in Postgres. It ends after the groups, whose leases it extends.
+    leases: Option<AbortOnDropHandle<()>>,
+    leases_end: CancellationToken,
     phase: watch::Sender<Phase>,
     shared: Arc<Shared>,
 }
@@ -230,7 +247,7 @@ impl Drop for RunningGroups {
     fn drop(&mut self) {
         self.groups.abort_all();
         // Handlers that cannot be dropped learn at least that nobody waits for them.
-        self.shared.cancelled.cancel();
+        self.shared.cancelled.cancel_because(CancelReason::Shutdown);
     }
 }
 
@@ -239,14 +256,26 @@ impl RunningGroups {
         let (phase, _) = watch::channel(Phase::Work);
         let mut running = Self {
             groups: JoinSet::new(),
+            leases: None,
+            leases_end: CancellationToken::new(),
             phase,
             shared: shared.clone(),
         };
+        #[cfg(feature = "postgres")]
+        if let Some(rows) = &shared.rows {
+            let serving = rows.clone().serve(running.leases_end.clone());
+            running.leases = Some(AbortOnDropHandle::new(tokio::spawn(serving)));
+        }
         for group in names.iter().filter_map(|name| topology.group(name)) {
             let (shared, phase) = (shared.clone(), running.phase.subscribe());
             running.groups.spawn(serve(shared, group.clone(), phase));
         }
-        if let Some(group) = names.first().and_then(|name| topology.group(name)) {
+        let groups = names.iter().filter_map(|name| topology.group(name));
+        let has_queues = |group: &&topology::Group| {
+            let mut tiers = group.tiers.iter();
+            tiers.any(|tier| topology.tier(tier).is_some_and(Tier::uses_broker))
+        };
+        if let Some(group) = groups.clone().find(has_queues) {
             let (shared, phase) = (shared.clone(), running.phase.subscribe());
             running
                 .groups
@@ -278,7 +307,7 @@ impl RunningGroups {
         if is_over {
             return;
         }
-        shared.cancelled.cancel();
+        shared.cancelled.cancel_because(CancelReason::Shutdown);
         if timeout(WIND_DOWN, self.ended()).await.is_ok() {
             return;
         }
@@ -288,6 +317,14 @@ impl RunningGroups {
         }
         self.enter(Phase::Leave);
         let _ = timeout(WIND_DOWN, self.ended()).await;
+    }
+
+    /// Ends what serves the tiers in Postgres, after the groups.
+    async fn end_leases(&mut self) {
+        self.leases_end.cancel();
+        if let Some(leases) = self.leases.take() {
+            let _ = timeout(WIND_DOWN, leases).await;
+        }
     }
 
     fn enter(&self, phase: Phase) {
@@ -306,9 +343,13 @@ impl RunningGroups {
 /// Serves a group until the shutdown is over, once the app's queues are there. After a panic it is made anew, and the
 /// broker redelivers what it held.
 async fn serve(shared: Arc<Shared>, group: topology::Group, mut phase: watch::Receiver<Phase>) {
-    tokio::select! {
-        () = shared.settings.publisher.until_ready() => {}
-        _ = phase.wait_for(|phase| *phase >= Phase::Drain) => return,
+    let topology = &shared.settings.topology;
+    // The rows of other tiers do not wait for the broker.
+    if group.tiers.iter().all(|tier| topology.is_on_broker(tier)) {
+        tokio::select! {
+            () = shared.settings.publisher.until_ready() => {}
+            _ = phase.wait_for(|phase| *phase >= Phase::Drain) => return,
+        }
     }
     Service::new(format!("group {}", group.name), &shared.settings.observers)
         .run(|| Group::new(shared.clone(), &group, phase.clone()).run())

@@ -16,6 +16,7 @@ use syn::{Fields, Item, Visibility};
 use tierline::admin::Token;
 use tierline::amqp::{Address, Connection, Management};
 use tierline::dead::{DeadLetters, Filter};
+use tierline::moving::Mover;
 use tierline::{Database, Error, Tierline, Topology};
 use tierline_testbed::vhost;
 
@@ -67,21 +68,28 @@ async fn no_public_type_shows_a_credential() {
     shown.add("Collector", &app.collector().unwrap());
     shown.add("Scheduler", &app.scheduler().unwrap());
     shown.add("Schedules", &app.schedules().unwrap());
+    shown.add("Backlog", &app.backlog().unwrap());
     let letters = app.dead_letters().unwrap();
     shown.add("DeadLetters", &letters);
     shown.add("Database", &Database::new(&postgres).unwrap());
     shown.add("Address", &broker.parse::<Address>().unwrap());
     let connection = Connection::open(&broker, "test").await.unwrap();
     shown.add("Connection", &connection);
-    shown.add("Management", &Management::new(&management).unwrap());
+    let management = Management::new(&management).unwrap();
+    let mover = Mover::new(&topology)
+        .broker(&connection)
+        .management(&management);
+    shown.add("Mover", &mover);
+    shown.add("Management", &management);
     shown.add("Token", &Token::new(TOKEN).unwrap());
     shown.add(
         "PublishBuilder",
         &app.publish_named("order.ship", &7.into()),
     );
-    let Err(missing) = DeadLetters::without_broker(topology, Database::new(&postgres).unwrap())
-        .count(&Filter::default())
-        .await
+    let Err(missing) =
+        DeadLetters::without_broker(topology.clone(), Database::new(&postgres).unwrap())
+            .count(&Filter::default())
+            .await
     else {
         panic!("there is a database where none should be")
     };

@@ -18,11 +18,12 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Those that are run here. `testing` is a test itself, which `cargo test` runs.
-const RUN_HERE: [&str; 10] = [
+const RUN_HERE: [&str; 11] = [
     "delayed",
     "hello",
     "middleware",
     "one_process",
+    "postgres",
     "redrive",
     "retries",
     "schedule",
@@ -139,6 +140,23 @@ async fn redrive_brings_a_dead_letter_back() {
         "{lines:?}"
     );
     assert_eq!(lines[1], "invoice 7 is sent");
+}
+
+#[tokio::test]
+async fn an_app_in_postgres_alone_looks_through_its_tasks_and_runs_them() {
+    let database = tierline_testbed::database().await;
+    let mut command = command("postgres");
+    command.env("DATABASE_URL", database.url());
+    command.env_remove("AMQP_URL");
+    assert_eq!(
+        Example::start(command).end().await,
+        [
+            "Postgres has it, in the tier reports",
+            "report.write is scheduled",
+            "1 cancelled",
+            "the report of 2025 is written",
+        ]
+    );
 }
 
 #[tokio::test]
@@ -273,14 +291,7 @@ impl Place {
         if let Some(database) = &self.database {
             command.env("DATABASE_URL", database.url());
         }
-        let mut process = command
-            .env("LISTEN", "127.0.0.1:0")
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Example { process, lines }
+        Example::start(command)
     }
 }
 
@@ -291,6 +302,17 @@ struct Example {
 }
 
 impl Example {
+    fn start(mut command: Command) -> Self {
+        let mut process = command
+            .env("LISTEN", "127.0.0.1:0")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Example { process, lines }
+    }
+
     /// Reads up to the line that begins like this, and gives the rest of it.
     async fn until(&mut self, beginning: &str) -> String {
         let reading = async {

@@ -24,9 +24,9 @@ async fn the_first_task_of_the_guide_runs() {
     );
 
     assert_eq!(
-        hotel.error_without_a_broker().await,
-        "Error: cannot connect to amqp://127.0.0.1:1: connection refused; is the broker \
-         running, and is this its address?\n\nCaused by:\n    Connection refused (os error 111)\n"
+        hotel.error_without_a_database().await,
+        "Error: cannot migrate the schema tierline in postgres://127.0.0.1:1/hotel: no connection: connection refused; is \
+         Postgres running, and is this its address?\n\nCaused by:\n    Connection refused (os error 111)\n"
     );
 
     let tests = hotel.cargo(&["test"]).await.must_succeed();
@@ -42,6 +42,7 @@ fn the_map_of_the_readme_has_the_task_of_its_example() {
     let topology = tierline::Topology::parse(block(&readme, "# topology.toml")).unwrap();
     assert_eq!(topology.task("sms.send_otp").unwrap().tier, "critical");
     assert_eq!(topology.groups().len(), 2);
+    assert_eq!(topology.broker_tiers().count(), 0, "it needs no broker");
 }
 
 fn page(path: &str) -> String {
@@ -111,10 +112,10 @@ impl Hotel {
     }
 
     /// What the program says where nobody listens.
-    async fn error_without_a_broker(&self) -> String {
+    async fn error_without_a_database(&self) -> String {
         let running = Command::new(self.target().join("debug/hotel"))
             .current_dir(&self.folder)
-            .env("AMQP_URL", "amqp://ada:secret@127.0.0.1:1")
+            .env("DATABASE_URL", "postgres://ada:secret@127.0.0.1:1/hotel")
             .env_remove("RUST_BACKTRACE")
             .kill_on_drop(true)
             .output();
@@ -123,12 +124,13 @@ impl Hotel {
         String::from_utf8(ended.stderr).unwrap()
     }
 
-    /// Runs the program on a corner of the broker until it has printed a line, then asks it to end.
+    /// Runs the program on a database of its own until it has printed a line, then asks it to end.
     async fn first_line(&self) -> String {
-        let vhost = tierline_testbed::vhost().await;
+        let database = tierline_testbed::database().await;
         let mut program = Command::new(self.target().join("debug/hotel"))
             .current_dir(&self.folder)
-            .env("AMQP_URL", vhost.amqp_url())
+            .env("DATABASE_URL", database.url())
+            .env_remove("AMQP_URL")
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()

@@ -11,6 +11,8 @@
 mod admin;
 #[cfg(feature = "management")]
 mod amqp;
+#[cfg(feature = "postgres")]
+mod backlog;
 #[cfg(all(feature = "admin", feature = "management"))]
 mod credentials;
 #[cfg(feature = "postgres")]
@@ -24,6 +26,8 @@ mod first_task;
 #[cfg(feature = "postgres")]
 mod hostile;
 mod middleware;
+#[cfg(all(feature = "postgres", feature = "management"))]
+mod moving;
 #[cfg(feature = "admin")]
 mod openapi;
 mod public_api;

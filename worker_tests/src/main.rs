@@ -1,6 +1,6 @@
 //! A worker whose handlers do what they are told: note that they ran, abort, or never yield.
 //!
-//! It takes the broker from `AMQP_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
+//! It takes the broker from `AMQP_URL` or the database from `DATABASE_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
 //! and the grace period in milliseconds from `GRACE`. With `ABORT_WHEN_HUNG` it may end its process, with
 //! `CURRENT_THREAD` it has a runtime of one thread. What happens is printed, a line each.
 
@@ -125,8 +125,12 @@ async fn work() -> Result<()> {
         .timeout(Duration::from_secs(1));
     registry.register_with::<Spin, _>(spin, limits)?;
     let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
-    let app = Tierline::builder(topology)
-        .amqp(setting("AMQP_URL")?)
+    let builder = Tierline::builder(topology);
+    let builder = match std::env::var("DATABASE_URL") {
+        Ok(url) => builder.postgres(url),
+        Err(_) => builder.amqp(setting("AMQP_URL")?),
+    };
+    let app = builder
         .registry(registry)
         .data(Ledger(ledger))
         .abort_when_hung(std::env::var("ABORT_WHEN_HUNG").is_ok())
@@ -144,6 +148,7 @@ fn print(event: &Event<'_>) {
         Event::Suspected { task, crashes } => println!("suspected {} {crashes}", task.name),
         Event::Dead { task, reason, .. } => println!("dead {}: {reason}", task.name),
         Event::RuntimeHung { aborts, .. } => println!("runtime hung, aborts: {aborts}"),
+        Event::LeaseLost { task } => println!("lease lost {}", task.name),
         Event::GivenBack { task, why } => println!("given back {}: {why}", task.name),
         _ => {}
     }

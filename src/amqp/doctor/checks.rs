@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
-use super::{Finding, Severity, cluster};
+use super::{Finding, Severity, cluster, moves};
 use crate::Topology;
 use crate::amqp::difference::{ArgumentDifference, Difference, ObjectKind};
-use crate::topology::Tier;
 use crate::topology::Version;
 use crate::topology::plan::{DestinationType, Plan};
+use crate::topology::{QueueType, Tier};
 
 /// All but the policies and the version.
 pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
@@ -19,6 +19,7 @@ pub(super) fn all(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<
     findings.extend(classic_in_cluster(topology, snapshot));
     findings.extend(cluster::check(topology, plan, snapshot));
     findings.extend(idle_tiers(topology, snapshot));
+    findings.extend(moves::ended(topology, snapshot));
     findings
 }
 
@@ -156,25 +157,22 @@ fn bindings(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findin
         help: "apply the file".to_owned(),
     });
     // Tasks that were delayed before the tier had delays = false reach it by its old levels, which are leftovers.
-    let tiers = topology.tiers().iter().filter(|tier| !tier.delays);
+    let tiers = topology.broker_tiers().filter(|tier| !tier.delays);
     let old_levels: Vec<_> = tiers
         .map(|tier| format!("{}.delay.{}.", plan.app, tier.name))
         .collect();
     let is_old_level = |name: &str| old_levels.iter().any(|levels| name.starts_with(levels));
-    let retired: BTreeSet<FoundBinding> = plan.retired.iter().map(FoundBinding::from).collect();
+    let is_of_earlier_home = |binding: &FoundBinding| moves::is_own(topology, binding);
     let extra = found
         .difference(&planned)
         .filter(|binding| sources.contains(binding.source.as_str()))
-        .filter(|binding| !is_old_level(&binding.destination))
+        .filter(|binding| !is_old_level(&binding.destination) && !is_of_earlier_home(binding))
         .map(|binding| Finding {
             severity: Severity::Error,
             object: shown(binding),
             what: "is on the broker and not in the file, so messages are copied or go astray"
                 .to_owned(),
-            help: match retired.contains(binding) {
-                true => "apply the file".to_owned(),
-                false => "unbind it by hand".to_owned(),
-            },
+            help: "unbind it by hand".to_owned(),
         });
     missing.chain(extra).collect()
 }
@@ -203,11 +201,13 @@ fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findi
         .exchanges
         .keys()
         .filter(|name| name.starts_with(&prefix) && !exchanges.contains(name))
-        .map(|name| Finding {
-            severity: Severity::Warning,
-            object: format!("exchange {name}"),
-            what: "is no longer in the file".to_owned(),
-            help: "make sure that nothing publishes to it, and delete it by hand".to_owned(),
+        .map(|name| {
+            moves::leftover_exchange(topology, name).unwrap_or_else(|| Finding {
+                severity: Severity::Warning,
+                object: format!("exchange {name}"),
+                what: "is no longer in the file".to_owned(),
+                help: "make sure that nothing publishes to it, and delete it by hand".to_owned(),
+            })
         });
     let queues = snapshot
         .queues
@@ -218,15 +218,10 @@ fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findi
 }
 
 fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Finding {
-    let names = topology.names();
-    let tier = topology
-        .tiers()
-        .iter()
-        .find(|tier| names.is_generation_of(tier, name));
-    let what = match tier {
-        Some(tier) => format!("is another generation of the tier {:?}", tier.name),
-        None => "is no longer in the file".to_owned(),
-    };
+    if let Some(finding) = moves::leftover_queue(topology, name, queue) {
+        return finding;
+    }
+    let what = "is no longer in the file";
     let help = match queue.messages {
         0 => "nothing waits in it: delete it by hand",
         _ => "let its messages be worked off, then delete it by hand",
@@ -244,7 +239,8 @@ fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Findin
 
 fn classic_in_cluster(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = snapshot.nodes.as_ref().map_or(1, Vec::len);
-    let on_one_node = |tier: &&Tier| !tier.home.queue_type().is_replicated() && nodes > 1;
+    let is_on_one_node = |queue: QueueType| !queue.is_replicated() && nodes > 1;
+    let on_one_node = |tier: &&Tier| tier.home.queue_type().is_some_and(is_on_one_node);
     let tiers = topology.tiers().iter().filter(on_one_node);
     tiers
         .map(|tier| Finding {
@@ -272,7 +268,7 @@ fn idle_tiers(topology: &Topology, snapshot: &Snapshot) -> Vec<Finding> {
             help: "start workers of its group".to_owned(),
         })
     };
-    topology.tiers().iter().filter_map(idle).collect()
+    topology.broker_tiers().filter_map(idle).collect()
 }
 
 #[cfg(test)]
@@ -387,20 +383,49 @@ mod tests {
     }
 
     #[test]
-    fn the_binding_of_an_earlier_generation_is_mended_by_applying() {
+    fn a_tier_that_moves_is_no_problem_and_one_that_has_moved_is_a_note() {
+        let (_, before) = hotel();
+        let file = std::fs::read_to_string("topology/hotel.toml").unwrap();
+        let tier = "[tiers.low]\nqueue = \"quorum\"";
+        assert!(file.contains(tier));
+        for now in [
+            "[tiers.low]\ngeneration = 2\nformerly = { queue = \"quorum\", generation = 1 }\nqueue = \"quorum\"",
+            "[tiers.low]\nformerly = \"quorum\"\nqueue = \"postgres\"",
+        ] {
+            let topology = Topology::parse(file.replace(tier, now)).unwrap();
+            let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+            let (old, mut both) = (healthy(&before), healthy(&plan));
+            both.queues.extend(old.queues);
+            both.exchanges.extend(old.exchanges);
+            both.bindings
+                .as_mut()
+                .unwrap()
+                .extend(old.bindings.unwrap());
+            let found = all(&topology, &plan, &both);
+            let is_note = |finding: &Finding| finding.severity == Severity::Note;
+            assert!(found.iter().all(is_note), "{found:#?}");
+            let old_queue = found.iter().find(|it| it.object == "queue hotel.low");
+            assert!(old_queue.unwrap().what.contains("before it moved"));
+
+            let over = all(&topology, &plan, &healthy(&plan));
+            assert_eq!(over.len(), 1, "{over:#?}");
+            assert!(is_note(&over[0]) && over[0].help.contains("remove formerly"));
+        }
+    }
+
+    #[test]
+    fn another_generation_without_formerly_is_a_warning_with_what_to_write() {
+        let (_, before) = hotel();
         let file = std::fs::read_to_string("topology/hotel.toml").unwrap();
         let file = file.replace("[tiers.low]", "[tiers.low]\ngeneration = 2");
         let topology = Topology::parse(file).unwrap();
         let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
-        assert_eq!(plan.retired.len(), 2);
         let mut snapshot = healthy(&plan);
-        let bindings = snapshot.bindings.as_mut().unwrap();
-        bindings.extend(plan.retired.iter().map(FoundBinding::from));
+        snapshot.queues.extend(healthy(&before).queues);
         let found = all(&topology, &plan, &snapshot);
-        assert!(
-            found.iter().all(|finding| finding.help == "apply the file"),
-            "{found:?}"
-        );
-        assert_eq!(found.len(), 2);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].severity, Severity::Warning);
+        let written = "formerly = { queue = \"quorum\", generation = 1 } in [tiers.low]";
+        assert!(found[0].help.contains(written), "{found:?}");
     }
 }

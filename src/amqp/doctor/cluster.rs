@@ -6,8 +6,8 @@ use super::checks::is_or_are;
 use super::snapshot::{QueueDetails, Snapshot};
 use super::{Finding, Severity};
 use crate::Topology;
-use crate::topology::Tier;
 use crate::topology::plan::Plan;
+use crate::topology::{QueueType, Tier};
 
 pub(super) fn check(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = snapshot.nodes.iter().flatten();
@@ -16,7 +16,7 @@ pub(super) fn check(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Ve
     }
     let running = nodes.filter(|it| it.is_running);
     let names = topology.names();
-    let tiers = topology.tiers().iter();
+    let tiers = topology.broker_tiers();
     let tiers: Vec<_> = tiers
         .filter_map(|tier| {
             let found = snapshot.queues.get(&names.queue(tier))?;
@@ -130,7 +130,7 @@ fn how_to_move(tiers: &[&Tier]) -> String {
     let (quorum, classic): (Vec<&Tier>, Vec<&Tier>) = tiers
         .iter()
         .copied()
-        .partition(|tier| tier.home.queue_type().is_replicated());
+        .partition(|tier| tier.home.queue_type().is_some_and(QueueType::is_replicated));
     let mut steps = Vec::new();
     if !quorum.is_empty() {
         steps.push("`rabbitmq-queues rebalance all` moves leaders of quorum queues".to_owned());

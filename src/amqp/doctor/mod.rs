@@ -2,6 +2,7 @@
 
 pub(super) mod checks;
 mod cluster;
+mod moves;
 mod policies;
 pub(super) mod snapshot;
 
@@ -17,7 +18,7 @@ use crate::{Error, Topology};
 use snapshot::Snapshot;
 
 /// The findings of the doctor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The gravest first.
@@ -44,7 +45,7 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing, and part of a broker that is well: a tier that nobody works on yet, a trap of
+    /// Worth knowing, and part of a server that is well: a tier that nobody works on yet, a trap of
     /// the broker's version.
     Note,
     /// It works, and something is not as it should be.
@@ -58,6 +59,20 @@ impl Report {
     pub fn is_well(&self) -> bool {
         let findings = self.findings.iter();
         findings.map(|finding| finding.severity).max() <= Some(Severity::Note)
+    }
+
+    /// Both reports as one: that of the broker and that of the database.
+    #[must_use]
+    pub fn and(mut self, other: Report) -> Self {
+        self.findings.extend(other.findings);
+        self.not_checked.extend(other.not_checked);
+        self.sorted()
+    }
+
+    pub(crate) fn sorted(mut self) -> Self {
+        let gravity = |finding: &Finding| std::cmp::Reverse(finding.severity);
+        self.findings.sort_by_key(gravity);
+        self
     }
 }
 
@@ -79,7 +94,7 @@ impl Report {
 /// [`BrokerError::UnsupportedPriorities`](crate::error::BrokerError::UnsupportedPriorities), and [`BrokerError::Failed`](crate::error::BrokerError::Failed) if the connection is lost.
 pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Report, Error> {
     let plan = Plan::new(topology, connection.version())?;
-    let snapshot = Snapshot::over_amqp(connection, &plan).await?;
+    let snapshot = Snapshot::over_amqp(connection, topology, &plan).await?;
     Ok(examine(connection, topology, &plan, &snapshot))
 }
 
@@ -110,11 +125,11 @@ fn examine(
     let mut findings = checks::all(topology, plan, snapshot);
     findings.extend(policies::check(plan, snapshot));
     findings.extend(checks::traps(connection.version()));
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    Report {
+    let report = Report {
         findings,
         not_checked: not_checked(snapshot),
-    }
+    };
+    report.sorted()
 }
 
 fn not_checked(snapshot: &Snapshot) -> Vec<String> {

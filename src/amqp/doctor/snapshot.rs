@@ -13,6 +13,7 @@ use crate::amqp::connection::Connection;
 use crate::amqp::management::Management;
 use crate::amqp::run_commands::{self, Refusal};
 use crate::error::BrokerError;
+use crate::topology::Topology;
 use crate::topology::plan::{Binding, DestinationType, Plan};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -98,10 +99,18 @@ impl From<&Binding> for FoundBinding {
 }
 
 impl Snapshot {
-    /// Queries by AMQP alone which of the plan's objects exist.
-    pub(crate) async fn over_amqp(connection: &Connection, plan: &Plan) -> Result<Self, Error> {
+    /// Queries by AMQP alone which of the plan's objects exist, and which of the queues that tiers had before they moved.
+    pub(crate) async fn over_amqp(
+        connection: &Connection,
+        topology: &Topology,
+        plan: &Plan,
+    ) -> Result<Self, Error> {
+        let names = topology.names();
+        let tiers = topology.tiers().iter();
+        let former: Vec<_> = tiers.filter_map(|tier| names.former_queue(tier)).collect();
         let exchanges = plan.exchanges.iter().map(|exchange| exchange.name.as_str());
         let queues = plan.queues.iter().map(|queue| queue.name.as_str());
+        let queues = queues.chain(former.iter().map(String::as_str));
         let mut snapshot = Self::default();
         snapshot
             .find_exchanges(connection, exchanges.collect())

@@ -3,10 +3,11 @@
 //! Read in this order: `queue` is a tier's queue as a source, `subscription` its consumer, `subscribe` how that
 //! is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
 //! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `unrouted` what is done about
-//! delayed messages that found no queue, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection of a tier.
+//! delayed messages that found no queue, `former` the queue that a tier had before it moved, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection of a tier.
 
 mod acks;
 mod consumer_connection;
+mod former;
 mod outlook;
 mod quarantine;
 mod queue;
@@ -21,15 +22,17 @@ use std::sync::Arc;
 
 use super::{Source, Suspects};
 use crate::observe::Observers;
+#[cfg(feature = "postgres")]
+use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::secret::Secret;
 use crate::topology::{self, Topology};
 
 use consumer_connection::ConsumerConnection;
+use former::FormerQueue;
 use quarantine::Quarantine;
 use queue::Queue;
 pub(crate) use redeclare::Redeclared;
-pub(crate) use successor::unreadable;
 pub(crate) use unrouted::reroute;
 
 /// What all sources of a worker share.
@@ -38,6 +41,9 @@ pub(crate) struct ConsumerSettings {
     pub(crate) urls: Vec<Secret>,
     pub(crate) connection_name: String,
     pub(crate) publisher: Publisher,
+    /// For dead letters of tiers that have moved to Postgres.
+    #[cfg(feature = "postgres")]
+    pub(crate) database: Option<Database>,
     pub(crate) observers: Observers,
     /// Host and process, and the version of the program, for dead letters.
     pub(crate) worker: String,
@@ -50,8 +56,9 @@ pub(crate) struct ConsumerSettings {
     pub(crate) redeclared: Redeclared,
 }
 
-/// The sources of a group: its quarantine, then a queue for each of its tiers. Each tier has a connection of its own, so
-/// that neither a node nor a large message of one tier holds up the deliveries of another.
+/// The sources of a group on the broker: its quarantine, then for each of its tiers the queue that it has there, and the
+/// one that it had before it moved. Each has a connection of its own, so that neither a node nor a large message of one
+/// tier holds up the deliveries of another.
 pub(crate) fn sources(
     settings: &Arc<ConsumerSettings>,
     group: &topology::Group,
@@ -61,13 +68,33 @@ pub(crate) fn sources(
         let Some(tier) = settings.topology.tier(name) else {
             continue;
         };
-        let connection = ConsumerConnection::keep(settings.clone(), &group.name, name);
-        if sources.is_empty() {
+        if !tier.uses_broker() {
+            continue;
+        }
+        let connection = match sources.is_empty() || tier.home.is_on_broker() {
+            true => Some(ConsumerConnection::keep(
+                settings.clone(),
+                &group.name,
+                name,
+            )),
+            false => None,
+        };
+        if sources.is_empty()
+            && let Some(connection) = &connection
+        {
             let quarantine = Quarantine::new(settings, group, connection.clone());
             sources.push(Box::new(quarantine));
         }
-        let queue = Queue::new(settings, group, index, tier, connection);
-        sources.push(Box::new(queue));
+        if let Some(connection) = connection
+            && tier.home.is_on_broker()
+        {
+            let queue = Queue::new(settings, group, index, tier, connection);
+            sources.push(Box::new(queue));
+        }
+        if let Some(former) = settings.topology.names().former_queue(tier) {
+            let former = FormerQueue::new(settings, group, index, tier, former);
+            sources.push(Box::new(former));
+        }
     }
     sources
 }

@@ -51,6 +51,11 @@ impl Outlook {
         self.held_since = None;
     }
 
+    /// When a message last came, or room for one was made.
+    pub(super) fn last_movement(&self) -> Instant {
+        self.last_movement
+    }
+
     /// The channel is gone.
     pub(super) fn lost(&mut self) {
         self.nothing_more();

@@ -212,7 +212,12 @@ impl Source for Quarantine {
             next,
             _running: self.settings.suspects.start(),
         });
-        Some(Delivery { handle, received })
+        let lease = None;
+        Some(Delivery {
+            handle,
+            received,
+            lease,
+        })
     }
 
     fn hold(&mut self, _: &mut Context<'_>) -> Option<Instant> {
@@ -221,7 +226,7 @@ impl Source for Quarantine {
 
     fn settle(&mut self, handle: Handle, next: Next) {
         if let Some(running) = self.running.take_if(|it| it.handle == handle) {
-            self.settling = (!matches!(next, Next::Done)).then_some(handle);
+            self.settling = (!matches!(next, Next::Done(_))).then_some(handle);
             self.is_orphan = running.next.send(next).is_err();
         }
     }
@@ -453,7 +458,7 @@ impl Taker {
         };
         // Without an answer the group is gone.
         let next = next.await.unwrap_or(Next::Back);
-        if matches!(next, Next::Done) {
+        if matches!(next, Next::Done(_)) {
             return Stored::Yes;
         }
         let stored = self.settings.store(origin, received, next).await;

@@ -28,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// A subscription that is being made.
 pub(super) struct Subscribing {
-    future: Pin<Box<dyn Future<Output = Option<Subscribed>> + Send>>,
+    future: Pin<Box<dyn Future<Output = Result<Subscribed, NotSubscribed>> + Send>>,
     has_failed: Arc<AtomicBool>,
 }
 
@@ -38,12 +38,23 @@ pub(super) struct Subscribed {
     pub(super) was_declared: bool,
 }
 
+/// Why a subscription is not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotSubscribed {
+    /// The connection of the tier is gone.
+    Lost,
+    /// The queue is one that the tier had before it moved, and is gone.
+    NoFormerQueue,
+}
+
 /// What to consume from, and how.
 #[derive(Clone)]
 pub(super) struct QueueToConsume {
     pub(super) queue: String,
     pub(super) window: u16,
     pub(super) tag: String,
+    /// Whether the tier had the queue before it moved: it is never declared again.
+    pub(super) is_former: bool,
 }
 
 /// Where to consume.
@@ -79,20 +90,20 @@ impl Subscribing {
             let mut attempts = Attempts::new(settings, target, consume_on);
             loop {
                 match attempts.next().await {
-                    Ok(subscribed) => return Some(subscribed),
+                    Ok(subscribed) => return Ok(subscribed),
                     Err(Failed::Again(pause)) => {
                         failed.store(true, Ordering::Relaxed);
                         sleep(pause).await;
                     }
-                    Err(Failed::Lost) => return None,
+                    Err(Failed::For(reason)) => return Err(reason),
                 }
             }
         });
         Self { future, has_failed }
     }
 
-    /// The subscription; `None` where the connection of the tier is gone.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Subscribed>> {
+    /// The subscription, or why there will be none.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Subscribed, NotSubscribed>> {
         self.future.as_mut().poll(cx)
     }
 
@@ -123,8 +134,8 @@ struct Attempts {
 enum Failed {
     /// Another one, after this pause.
     Again(Duration),
-    /// The connection of the tier is gone.
-    Lost,
+    /// None.
+    For(NotSubscribed),
 }
 
 impl Attempts {
@@ -168,6 +179,9 @@ impl Attempts {
                         was_declared: self.was_declared,
                     });
                 }
+                Err(NoSubscription::NoQueue) if self.target.is_former => {
+                    return Err(Failed::For(NotSubscribed::NoFormerQueue));
+                }
                 Err(NoSubscription::NoQueue) if self.settings.may_declare => {
                     // A queue that is gone each time it was declared is not declared in a row.
                     let is_first = !self.was_declared;
@@ -190,7 +204,7 @@ impl Attempts {
             }
             return Err(match (connection.is_open(), &self.shared) {
                 (true, _) => Failed::Again(self.backoff.next()),
-                (false, Some(_)) => Failed::Lost,
+                (false, Some(_)) => Failed::For(NotSubscribed::Lost),
                 (false, None) => self.after_lost_connection(connection),
             });
         }
@@ -231,7 +245,6 @@ async fn declare(settings: &ConsumerSettings, connection: &Connection, queue: &s
         let whole = Plan::new(&settings.topology, connection.version())?;
         let mut plan = whole.clone();
         plan.exchanges.clear();
-        plan.retired.clear();
         plan.queues.retain(|it| it.name == queue);
         plan.bindings.retain(|it| it.destination == queue);
         match settings.declare(connection, &plan).await {

@@ -81,7 +81,9 @@ impl Subscription {
         own: Option<Arc<Connection>>,
         target: QueueToConsume,
     ) -> Result<Self, NoSubscription> {
-        let QueueToConsume { queue, window, tag } = target;
+        let QueueToConsume {
+            queue, window, tag, ..
+        } = target;
         let deadline = Instant::now() + LIMIT;
         let channel = connection.channel(deadline).await;
         let channel = channel.map_err(NoSubscription::Failed)?;

@@ -7,13 +7,15 @@ use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::dead::{Entry, write_entry};
 use crate::error::PublishError;
-use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
-use crate::observe::{Event, TaskRef};
-use crate::publish::{Content, OutgoingMessage};
-use crate::random;
+use crate::message::{DeadReason, Death, Failure, Message, QUARANTINE_FROM, Received};
+use crate::observe::Event;
+use crate::publish::{Content, Outgoing, OutgoingMessage};
 use crate::route::{self, RouteRequest};
-use crate::source::{Next, QUARANTINE_FROM, task_ref};
+use crate::source::crash::{crash_loop, delay_after_crash};
+use crate::source::{Next, emit_dead, emit_later, no_delays, task_ref, unreadable};
 use crate::topology::delay;
 
 /// How long the broker may take to confirm what follows on a delivery.
@@ -23,13 +25,6 @@ const COPY_LIMIT: Duration = Duration::from_secs(3);
 /// The pause before a message goes back because the broker did not store what follows on it: the message
 /// will be delivered again at once, and the cause may take longer to pass.
 const BACK_PAUSE: Duration = Duration::from_secs(1);
-/// The pause before a message runs again after its first crash. Without it, another process may start the counted copy
-/// before the delivery that it replaces is acknowledged, and a connection that is cut then leaves both.
-const FIRST_CRASH_DELAY: Duration = Duration::from_millis(300);
-/// The pause before a suspect is put into quarantine, at least. It is four times as long after each crash there.
-/// A killer that is not in quarantine yet has killed again by then, while this message is not held.
-const QUARANTINE_DELAY: Duration = Duration::from_millis(500);
-
 /// The queue that a delivery came from.
 #[derive(Debug, Clone)]
 pub(super) enum Origin {
@@ -58,7 +53,7 @@ impl ConsumerSettings {
     pub(super) async fn store(&self, origin: &Origin, received: &Received, next: Next) -> Stored {
         let message = received.message().ok();
         let stored = match next {
-            Next::Done => return Stored::Yes,
+            Next::Done(_) => return Stored::Yes,
             Next::Back => return self.copy(origin, received, message.cloned()).await,
             Next::Later {
                 message: later,
@@ -169,7 +164,12 @@ impl ConsumerSettings {
         let Ok(message) = received.message() else {
             return Stored::NoQuarantine;
         };
-        match self.publish_to_quarantine(group, received, message).await {
+        let stored = match self.outgoing(received, message, Duration::ZERO) {
+            // Rows with a crash count wait among the others, at ranks of their own.
+            Ok(row) if row.is_row() => self.forward_once(row, message).await,
+            _ => self.publish_to_quarantine(group, received, message).await,
+        };
+        match stored {
             Ok(()) => Stored::Yes,
             Err(Error::Publish(PublishError::Unroutable { .. })) => {
                 let (task, id) = (&message.task, &message.id);
@@ -197,21 +197,8 @@ impl ConsumerSettings {
             ..message
         };
         self.publish_later(received, &message, after).await?;
-        let Ok(before) = received.message() else {
-            return Ok(());
-        };
-        let task = task_ref(before);
-        match failure {
-            Some(failure) => {
-                let (name, id, attempt) = (task.name, task.id, task.attempt);
-                tracing::warn!(task = name, %id, attempt, ?after, error = %failure, "failed, will be retried");
-                self.observers.emit(&Event::Retried {
-                    task,
-                    after,
-                    failure,
-                });
-            }
-            None => self.observers.emit(&Event::Snoozed { task, after }),
+        if let Ok(before) = received.message() {
+            emit_later(&self.observers, before, after, failure.as_ref());
         }
         Ok(())
     }
@@ -232,27 +219,37 @@ impl ConsumerSettings {
             version: self.version.clone(),
         };
         let tier = self.tier_of(origin, received);
+        let payload = received.payload().to_vec();
+        let properties = received.dead_letter(&death, message);
+        #[cfg(feature = "postgres")]
+        if let Some(database) = &self.database
+            && !self.topology.is_on_broker(&tier)
+        {
+            // It came from the queue that the tier had before it moved, whose exchange for dead letters may be gone.
+            let entry = Entry::of_tier(
+                &self.topology,
+                &tier,
+                &properties,
+                payload,
+                SystemTime::now(),
+            );
+            write_entry(database, self.topology.app(), entry).await?;
+            emit_dead(&self.observers, received, &tier, &death);
+            return Ok(());
+        }
         let outgoing = OutgoingMessage {
             tier: tier.clone(),
             exchange: self.topology.names().dead_letter_exchange(&tier),
             routing_key: tier.clone(),
             content: Content::Forwarded {
-                payload: received.payload().to_vec(),
-                properties: received.dead_letter(&death, message),
+                payload,
+                properties,
             },
         };
         let deadline = Instant::now() + STORE_LIMIT;
         let id = received.id();
         self.publisher.forward(outgoing, id, deadline).await?;
-        let failure = &death.failure;
-        let task = received_task(received, &tier);
-        let name = task.name;
-        tracing::warn!(task = name, %id, tier, %reason, %failure, "a dead letter");
-        self.observers.emit(&Event::Dead {
-            task,
-            reason,
-            failure,
-        });
+        emit_dead(&self.observers, received, &tier, &death);
         Ok(())
     }
 
@@ -288,7 +285,7 @@ impl ConsumerSettings {
 
     async fn publish_copy(
         &self,
-        outgoing: OutgoingMessage,
+        outgoing: impl Into<Outgoing>,
         message: &Message,
     ) -> Result<(), Error> {
         let deadline = Instant::now() + COPY_LIMIT;
@@ -318,9 +315,17 @@ impl ConsumerSettings {
         after: Duration,
     ) -> Result<(), Error> {
         let outgoing = self.later(received, counted, after)?;
+        self.forward_once(outgoing, counted).await
+    }
+
+    async fn forward_once(
+        &self,
+        outgoing: impl Into<Outgoing>,
+        message: &Message,
+    ) -> Result<(), Error> {
         let deadline = Instant::now() + STORE_LIMIT;
         self.publisher
-            .forward_once(outgoing, &counted.id, deadline)
+            .forward_once(outgoing, &message.id, deadline)
             .await
     }
 
@@ -330,7 +335,7 @@ impl ConsumerSettings {
         received: &Received,
         message: &Message,
         after: Duration,
-    ) -> Result<OutgoingMessage, Error> {
+    ) -> Result<Outgoing, Error> {
         let after = after.min(delay::MAX_DELAY);
         let mut message = message.clone();
         if !after.is_zero() {
@@ -346,10 +351,7 @@ impl ConsumerSettings {
         message: &Message,
     ) -> Result<(), Error> {
         let outgoing = self.quarantined(group, received, message);
-        let deadline = Instant::now() + STORE_LIMIT;
-        self.publisher
-            .forward_once(outgoing, &message.id, deadline)
-            .await
+        self.forward_once(outgoing, message).await
     }
 
     fn quarantined(&self, group: &str, received: &Received, message: &Message) -> OutgoingMessage {
@@ -373,7 +375,7 @@ impl ConsumerSettings {
         received: &Received,
         message: &Message,
         after: Duration,
-    ) -> Result<OutgoingMessage, Error> {
+    ) -> Result<Outgoing, Error> {
         let request = RouteRequest::Retry {
             tier: &message.tier,
             priority: message.priority,
@@ -382,15 +384,11 @@ impl ConsumerSettings {
         let (topology, task) = (&self.topology, &message.task);
         let route = route::destination(topology, broker, task, request, after)?;
         let properties = received.successor(message);
-        Ok(OutgoingMessage {
-            tier: route.tier,
-            exchange: route.exchange,
-            routing_key: route.routing_key,
-            content: Content::Forwarded {
-                payload: message.payload.clone(),
-                properties: properties.with_priority(route.priority),
-            },
-        })
+        let content = Content::Forwarded {
+            payload: message.payload.clone(),
+            properties: properties.with_priority(route.priority),
+        };
+        Outgoing::new(route, &message.id, content)
     }
 
     fn tier_of(&self, origin: &Origin, received: &Received) -> String {
@@ -416,82 +414,5 @@ impl ConsumerSettings {
             self.redeclare().await;
         }
         tokio::time::sleep(BACK_PAUSE).await;
-    }
-}
-
-/// What follows on a message that cannot be read.
-pub(crate) fn unreadable(received: &Received) -> Next {
-    let problem = received.message().err();
-    let problem = problem.map(|unreadable| unreadable.problem.clone());
-    Next::Dead {
-        message: None,
-        reason: DeadReason::Undecodable,
-        failure: Failure::new(FailureKind::NotStarted, problem.unwrap_or_default()),
-    }
-}
-
-fn crash_loop(crashes: u32) -> Failure {
-    let problem = format!(
-        "{crashes} workers died while they held this task, and since the second death it ran from \
-         quarantine; look for what ends the process: an abort, a stack overflow, too much memory"
-    );
-    Failure::new(FailureKind::Crash, problem)
-}
-
-/// The failure of a task that was to run again later in a tier without delay queues; `failure` is that of its
-/// attempt, if it failed.
-fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {
-    let cause = format!("its tier {tier:?} has delays = false in the map");
-    match failure {
-        Some(failure) => Failure {
-            message: format!("{}; it is not retried, because {cause}", failure.message),
-            ..failure
-        },
-        None => {
-            let problem = format!("its handler asked to run again later, which it cannot: {cause}");
-            Failure::new(FailureKind::Error, problem)
-        }
-    }
-}
-
-/// How long a message with this crash count waits before it runs again.
-fn delay_after_crash(crashes: u32) -> Duration {
-    if crashes < QUARANTINE_FROM {
-        return FIRST_CRASH_DELAY;
-    }
-    let jitter = f64::from(random::number()) / f64::from(u32::MAX);
-    let factor = 4_u32.pow((crashes - QUARANTINE_FROM).min(3));
-    (QUARANTINE_DELAY * factor).mul_f64(1.0 + jitter)
-}
-
-/// The task of a delivery, for events. One that cannot be read has what could be found out.
-fn received_task<'a>(received: &'a Received, tier: &'a str) -> TaskRef<'a> {
-    match received.message() {
-        Ok(message) => task_ref(message),
-        Err(unreadable) => TaskRef {
-            name: &unreadable.task,
-            id: &unreadable.id,
-            tier,
-            attempt: 1,
-            life: 0,
-            redriven_from: None,
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_first_crash_costs_a_moment_and_each_crash_in_quarantine_more() {
-        assert_eq!(delay_after_crash(1), FIRST_CRASH_DELAY);
-        let mut longest = FIRST_CRASH_DELAY;
-        for crashes in 2..6 {
-            let delay = delay_after_crash(crashes);
-            assert!(delay > longest, "{crashes} {delay:?}");
-            longest = QUARANTINE_DELAY * 4_u32.pow(crashes - 2) * 2;
-        }
-        assert!(delay_after_crash(u32::MAX) <= QUARANTINE_DELAY * 128);
     }
 }

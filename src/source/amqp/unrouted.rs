@@ -2,7 +2,8 @@
 //!
 //! The exchange at the end of the delay queues sends a message that it cannot route to the queue `{app}.unrouted`. A
 //! classic queue whose node restarts is such a case: RabbitMQ 3.10 has no bindings for it meanwhile. Each worker looks
-//! into that queue every few seconds and publishes what it finds to its tier. A message whose tier is still away goes
+//! into that queue every few seconds and publishes what it finds to its tier. A tier that has moved, and whose old queue
+//! is deleted, is another: its delayed messages go to where it is now. A message whose tier is still away goes
 //! to the back, so that it holds up no other tier. A message without a tier in the map is a dead letter.
 
 use std::sync::Arc;
@@ -21,16 +22,20 @@ use crate::amqp::{Connection, QueueState};
 use crate::error::Stored::Maybe;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
+use crate::publish::{Content, Outgoing, OutgoingMessage};
 use crate::source::{Next, task_ref};
-use crate::topology;
+use crate::topology::{self, Tier};
 
 /// How often a worker asks whether messages are there.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The longest pause while no tier takes its messages.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How many messages it publishes at once. Each that was taken with `basic.get` is acknowledged by a command of its own,
-/// of which a channel gives a quorum queue 32 at a time and drops the others when it is closed.
+/// How many messages it publishes at once. Each that was taken with `basic.get` is settled by a command of its own, of
+/// which a channel gives a quorum queue 32 at a time and drops the others when it is closed. So each batch has a channel
+/// of its own: on a slow broker the commands of two batches are more than that, and what is dropped is there twice.
 const BATCH: usize = 30;
+/// How many batches of which a part cannot be moved may stay unsettled. Each keeps its channel open.
+const UNSETTLED_BATCHES: usize = 100;
 /// About how many bytes these may have.
 const BATCH_BYTES: usize = 4 << 20;
 /// How long the broker may take for one step.
@@ -121,38 +126,38 @@ impl Unrouted {
         connection: &Connection,
         ending: &CancellationToken,
     ) -> Result<bool, Error> {
-        let channel = connection.channel(Instant::now() + LIMIT).await?;
-        let tried = "settle unrouted tasks";
-        let settled =
-            async |settling: BoxFuture<'_, lapin::Result<()>>| match timeout(LIMIT, settling).await
-            {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(connection.failed(tried, &error)),
-                Err(_) => Err(connection.failed(tried, "the broker did not answer in time")),
-            };
         let (mut left, mut has_any_left) = (usize::MAX, false);
-        // They stay unacknowledged until the end: those that are returned come first again.
+        // What cannot be moved stays unacknowledged until the end: what is returned comes first again.
         let mut unsettled = Vec::new();
-        while left > 0 && !ending.is_cancelled() {
+        while left > 0 && unsettled.len() < UNSETTLED_BATCHES && !ending.is_cancelled() {
+            let channel = connection.channel(Instant::now() + LIMIT).await?;
             let batch = self.take(connection, &channel, &mut left).await?;
             let stored = join_all(batch.iter().map(|it| self.store(&it.received))).await;
+            let mut unmoved = Vec::new();
             for (taken, moved) in batch.iter().zip(stored) {
                 has_any_left |= moved == Moved::Out;
                 match moved {
                     Moved::Out | Moved::ToTheBack => {
                         let options = BasicAckOptions::default();
-                        settled(Box::pin(channel.basic_ack(taken.tag, options))).await?;
+                        let acknowledging = Box::pin(channel.basic_ack(taken.tag, options));
+                        settle(connection, acknowledging).await?;
                     }
-                    Moved::No => unsettled.push(taken.tag),
+                    Moved::No => unmoved.push(taken.tag),
                 }
             }
+            match unmoved.is_empty() {
+                true => settle(connection, Box::pin(channel.close(200, "done".into()))).await?,
+                false => unsettled.push((channel, unmoved)),
+            }
         }
-        for tag in unsettled {
-            let back = BasicNackOptions {
-                multiple: false,
-                requeue: true,
-            };
-            settled(Box::pin(channel.basic_nack(tag, back))).await?;
+        for (channel, tags) in unsettled {
+            for tag in tags {
+                let back = BasicNackOptions {
+                    multiple: false,
+                    requeue: true,
+                };
+                settle(connection, Box::pin(channel.basic_nack(tag, back))).await?;
+            }
         }
         Ok(has_any_left)
     }
@@ -211,23 +216,18 @@ impl Unrouted {
             tier: tier.name.clone(),
             ..message.clone()
         };
-        let (queue, deadline) = (
-            settings.topology.names().queue(tier),
-            Instant::now() + LIMIT,
-        );
-        let state = settings.publisher.queue_state(&tier.name, &queue, deadline);
-        match state.await {
+        match self.queue_of(tier).await {
             Some(QueueState::Available { .. } | QueueState::NotAllowed) => {}
             Some(QueueState::Unreachable | QueueState::Missing) => {
                 return self.to_the_back(received, &message).await;
             }
             None => return Moved::No,
         }
-        match self.publish(received, &message, None).await {
+        match self.publish(received, &message).await {
             Ok(()) => {
                 let task = task_ref(&message);
                 let (name, id, tier) = (task.name, task.id, task.tier);
-                tracing::info!(task = name, %id, tier, "a delayed task is in its tier's queue, which was away");
+                tracing::info!(task = name, %id, tier, "a delayed task that found no queue is in its tier");
                 settings.observers.emit(&Event::Rerouted { task });
                 Moved::Out
             }
@@ -243,24 +243,45 @@ impl Unrouted {
         }
     }
 
+    /// Whether the queue of a tier is there. A tier in Postgres needs none. `None`: the broker could not be asked.
+    async fn queue_of(&self, tier: &Tier) -> Option<QueueState> {
+        if !tier.home.is_on_broker() {
+            return Some(QueueState::Available { messages: 0 });
+        }
+        let (publisher, deadline) = (&self.settings.publisher, Instant::now() + LIMIT);
+        let queue = self.settings.topology.names().queue(tier);
+        publisher.queue_state(&tier.name, &queue, deadline).await
+    }
+
     /// A message that its tier does not take now must not hold up those of other tiers.
     async fn to_the_back(&self, received: &Received, message: &Message) -> Moved {
-        let unrouted = self.settings.topology.names().unrouted();
-        match self.publish(received, message, Some(unrouted)).await {
+        let outgoing = OutgoingMessage {
+            tier: message.tier.clone(),
+            exchange: self.settings.topology.names().unrouted(),
+            routing_key: message.tier.clone(),
+            content: Content::Forwarded {
+                payload: message.payload.clone(),
+                properties: received.successor(message),
+            },
+        };
+        match self.forward(received, message, outgoing).await {
             Ok(()) => Moved::ToTheBack,
             Err(_) => Moved::No,
         }
     }
 
-    /// Publishes a message to its tier, or to another exchange, once: sending it again could store it twice.
-    async fn publish(
+    async fn publish(&self, received: &Received, message: &Message) -> Result<(), Error> {
+        let outgoing = self.settings.outgoing(received, message, Duration::ZERO)?;
+        self.forward(received, message, outgoing).await
+    }
+
+    /// Sends a message once: sending it again could store it twice.
+    async fn forward(
         &self,
         received: &Received,
         message: &Message,
-        exchange: Option<String>,
+        outgoing: impl Into<Outgoing>,
     ) -> Result<(), Error> {
-        let mut outgoing = self.settings.outgoing(received, message, Duration::ZERO)?;
-        outgoing.exchange = exchange.unwrap_or(outgoing.exchange);
         let (publisher, deadline) = (&self.settings.publisher, Instant::now() + limit(received));
         publisher
             .forward_once(outgoing, &message.id, deadline)
@@ -280,6 +301,18 @@ impl Unrouted {
             // The broker did not take the dead letter. A message of no tier has no copy either.
             _ => Moved::No,
         }
+    }
+}
+
+async fn settle(
+    connection: &Connection,
+    settling: BoxFuture<'_, lapin::Result<()>>,
+) -> Result<(), Error> {
+    let tried = "settle unrouted tasks";
+    match timeout(LIMIT, settling).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(connection.failed(tried, &error)),
+        Err(_) => Err(connection.failed(tried, "the broker did not answer in time")),
     }
 }
 

@@ -13,8 +13,7 @@ impl fmt::Display for Argument {
     }
 }
 
-/// Three tables: exchanges, queues and bindings, each under a line with its count; and a fourth for
-/// what is taken away, if anything is.
+/// Three tables: exchanges, queues and bindings, each under a line with its count.
 impl fmt::Display for Plan {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exchanges = self.exchanges.iter();
@@ -43,12 +42,7 @@ impl fmt::Display for Plan {
                 .collect(),
         )?;
         writeln!(out)?;
-        write_bindings(out, "bindings", &self.bindings)?;
-        if self.retired.is_empty() {
-            return Ok(());
-        }
-        writeln!(out)?;
-        write_bindings(out, "bindings to take away", &self.retired)
+        write_bindings(out, "bindings", &self.bindings)
     }
 }
 

@@ -74,7 +74,7 @@ async fn publish(channel: &Channel, exchange: &str, key: &str) -> lapin::Result<
 }
 
 /// Asks again and again until the answer is yes.
-async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     let asking = async {
         while !happened().await {
             // The broker is to get on with it, not to answer.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tierline::error::BrokerError;
-use tierline::topology::plan::Argument;
+use tierline::topology::plan::{Argument, Plan};
 use tierline::topology::{Order, QueueType};
 use tierline::{Error, Topology};
 
@@ -48,7 +48,7 @@ fn the_hotels_tiers_are_as_specified_and_in_file_order() {
                 tier.name.as_str(),
                 tier.weight,
                 tier.slo.map(|slo| slo.as_secs()),
-                tier.home.queue_type(),
+                tier.home.queue_type().unwrap(),
             )
         })
         .collect();
@@ -145,6 +145,56 @@ fn all_that_a_tier_may_say_reaches_its_queues() {
             .iter()
             .all(|binding| binding.destination != "shop.main")
     );
+}
+
+#[test]
+fn no_routing_key_leads_to_two_generations_of_a_tier() {
+    let generation = |number: u32| {
+        let settings = format!("queue = \"quorum\"\ngeneration = {number}");
+        let topology = small(|text| text.replace("queue = \"classic\"", &settings)).unwrap();
+        plan(&topology, "3.10.8").unwrap()
+    };
+    let (first, second) = (generation(1), generation(2));
+    let keys = |plan: &Plan| {
+        let bindings = plan.bindings.iter();
+        let of_tier = bindings.filter(|it| it.routing_key.starts_with("main"));
+        let mut keys: Vec<_> = of_tier.map(|it| it.routing_key.clone()).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(keys(&first), ["main", "main.#", "main.#"]);
+    assert_eq!(keys(&second), ["main:g2", "main:g2.#", "main:g2.#"]);
+    assert_eq!(second.tasks["mail.send"].routing_key, "main:g2");
+    let queues = |plan: &Plan| {
+        plan.queues
+            .iter()
+            .map(|it| it.name.clone())
+            .collect::<Vec<_>>()
+    };
+    let differ = queues(&first)
+        .into_iter()
+        .zip(queues(&second))
+        .filter(|(one, other)| one != other);
+    let differ: Vec<_> = differ.collect();
+    assert_eq!(
+        differ,
+        [("shop.main".to_owned(), "shop.main.g2".to_owned())]
+    );
+}
+
+#[test]
+fn a_group_keeps_its_quarantine_while_a_tier_of_it_moves_to_postgres() {
+    let queues = |settings: &str| {
+        let topology = small(|text| text.replace("queue = \"classic\"", settings)).unwrap();
+        let plan = plan(&topology, "3.10.8").unwrap();
+        plan.queues
+            .into_iter()
+            .map(|it| it.name)
+            .collect::<Vec<_>>()
+    };
+    let moving = queues("queue = \"postgres\"\nformerly = \"classic\"");
+    assert_eq!(moving, ["shop.all.quarantine", "shop.unrouted"]);
+    assert_eq!(queues("queue = \"postgres\""), ["shop.unrouted"]);
 }
 
 #[test]

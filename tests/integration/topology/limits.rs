@@ -1,7 +1,7 @@
 //! What a name, a number and a file may be at most.
 
 use tierline::Topology;
-use tierline::topology::{BrokerSettings, Home, MAX_FILE_SIZE, QueueType};
+use tierline::topology::{BrokerSettings, Formerly, Home, MAX_FILE_SIZE, QueueType};
 
 use super::{plan, small, the_problem};
 
@@ -187,6 +187,45 @@ fn deep_nesting_is_a_mistake_and_no_crash() {
         "x = ".to_owned() + &"{a=".repeat(100_000),
     ] {
         assert!(Topology::parse(text).is_err());
+    }
+}
+
+#[test]
+fn a_tier_says_what_it_was_before_it_moved() {
+    let formerly = |settings| {
+        let topology = small(|text| text.replace("queue = \"classic\"", settings)).unwrap();
+        let tier = topology.tier("main").unwrap();
+        (tier.formerly, topology.names().former_queue(tier))
+    };
+    let queue = |queue, generation| Some(Formerly::Queue { queue, generation });
+    let first = Some("shop.main".to_owned());
+    for (settings, expected) in [
+        ("queue = \"quorum\"", (None, None)),
+        (
+            "queue = \"quorum\"\nformerly = \"postgres\"",
+            (Some(Formerly::Postgres), None),
+        ),
+        (
+            "queue = \"quorum\"\nformerly = { queue = \"postgres\" }",
+            (Some(Formerly::Postgres), None),
+        ),
+        (
+            "queue = \"postgres\"\nformerly = \"classic\"",
+            (queue(QueueType::Classic, 1), first.clone()),
+        ),
+        (
+            "queue = \"quorum\"\ngeneration = 3\nformerly = { queue = \"quorum\" }",
+            (queue(QueueType::Quorum, 1), first),
+        ),
+        (
+            "queue = \"quorum\"\nformerly = { queue = \"classic\", generation = 12 }",
+            (
+                queue(QueueType::Classic, 12),
+                Some("shop.main.g12".to_owned()),
+            ),
+        ),
+    ] {
+        assert_eq!(formerly(settings), expected, "{settings}");
     }
 }
 

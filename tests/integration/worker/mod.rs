@@ -32,7 +32,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A worker under test, on a virtual host of its own.
 struct Working {
@@ -91,7 +91,7 @@ impl Working {
 
 /// What a worker told, a line for each event.
 #[derive(Clone)]
-struct Heard {
+pub(crate) struct Heard {
     lines: Arc<Mutex<Vec<String>>>,
     count: Arc<watch::Sender<usize>>,
 }
@@ -106,7 +106,7 @@ impl Default for Heard {
 }
 
 impl Heard {
-    fn ear(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
+    pub(crate) fn ear(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let heard = self.clone();
         move |event| {
             heard.lines.lock().unwrap().push(line(event));
@@ -114,11 +114,11 @@ impl Heard {
         }
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
     }
 
-    fn count(&self, wanted: &str) -> usize {
+    pub(crate) fn count(&self, wanted: &str) -> usize {
         let lines = self.lines.lock().unwrap();
         lines.iter().filter(|line| line.starts_with(wanted)).count()
     }
@@ -141,7 +141,7 @@ impl Heard {
     }
 
     /// Waits until so many lines begin like this.
-    async fn until(&self, wanted: &str, count: usize) {
+    pub(crate) async fn until(&self, wanted: &str, count: usize) {
         let mut changes = self.count.subscribe();
         let enough = changes.wait_for(|_| self.count(wanted) >= count);
         if tokio::time::timeout(PATIENCE, enough).await.is_err() {
@@ -166,6 +166,7 @@ fn line(event: &Event<'_>) -> String {
         Event::Dead { task, reason, .. } => format!("dead {}: {reason}", task.name),
         Event::GivenBack { task, why } => format!("given back {}: {why}", task.name),
         Event::Suspected { task, crashes } => format!("suspected {} {crashes}", task.name),
+        Event::LeaseLost { task } => format!("lease lost {}", task.name),
         Event::Strayed { task, mapped } => format!("strayed {} {mapped}", task.name),
         Event::Consuming { tier, .. } => format!("consuming {tier}"),
         Event::Interrupted { tier, cause, .. } => format!("interrupted {tier}: {cause}"),

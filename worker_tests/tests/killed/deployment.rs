@@ -92,6 +92,7 @@ impl Deployment {
     pub(crate) async fn worker_of(&self, url: &str, grace: Duration, flags: &[&str]) -> Worker {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
             .env("AMQP_URL", url)
+            .env_remove("DATABASE_URL")
             .env("MAP", &self.map)
             .env("LEDGER", &self.ledger)
             .env("GRACE", grace.as_millis().to_string())

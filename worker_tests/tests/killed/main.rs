@@ -4,4 +4,5 @@
 
 mod deployment;
 mod killers;
+mod rows;
 mod shutdown;

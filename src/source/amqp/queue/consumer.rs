@@ -9,12 +9,12 @@ use super::Queue;
 use crate::observe::Event;
 use crate::source::amqp::consumer_connection::poll_changed;
 use crate::source::amqp::subscribe::{
-    AFTER_A_LOSS, Addresses, ConsumeOn, QueueToConsume, Subscribed, Subscribing,
+    AFTER_A_LOSS, Addresses, ConsumeOn, NotSubscribed, QueueToConsume, Subscribed, Subscribing,
 };
 use crate::source::amqp::subscription::Subscription;
 
 /// How long lower tiers wait for the first subscription to a higher one on a new connection.
-pub(super) const FIRST_SUBSCRIPTION: Duration = Duration::from_secs(5);
+const FIRST_SUBSCRIPTION: Duration = Duration::from_secs(5);
 
 /// How the queue is consumed from.
 pub(super) enum Consumer {
@@ -30,7 +30,7 @@ impl Queue {
         if poll_changed(&mut self.connection_changed, &self.connection, cx) {
             self.connection_changed();
         }
-        if matches!(self.consumer, Consumer::None) && self.drain.is_none() {
+        if matches!(self.consumer, Consumer::None) && self.drain.is_none() && !self.is_gone {
             self.subscribe(Duration::ZERO);
         }
         if let Consumer::Subscribing(subscribing) = &mut self.consumer {
@@ -39,8 +39,12 @@ impl Queue {
                 self.first_subscription_by = None;
             }
             match polled {
-                Poll::Ready(Some(subscribed)) => self.subscribed(subscribed),
-                Poll::Ready(None) => {
+                Poll::Ready(Ok(subscribed)) => self.subscribed(subscribed),
+                Poll::Ready(Err(NotSubscribed::NoFormerQueue)) => {
+                    self.consumer = Consumer::None;
+                    self.is_gone = true;
+                }
+                Poll::Ready(Err(NotSubscribed::Lost)) => {
                     // The connection of the tier is gone, perhaps because of this queue.
                     self.consumer = Consumer::None;
                     self.has_own_connection = true;
@@ -52,9 +56,16 @@ impl Queue {
         }
     }
 
+    /// Lets lower tiers wait for a subscription, for a while. They do not wait for a queue that the tier had before it
+    /// moved.
+    pub(super) fn expect_subscription(&mut self) {
+        let by = Instant::now() + FIRST_SUBSCRIPTION;
+        self.first_subscription_by = (!self.is_former).then_some(by);
+    }
+
     fn connection_changed(&mut self) {
         if self.connection.current().is_some() {
-            self.first_subscription_by = Some(Instant::now() + FIRST_SUBSCRIPTION);
+            self.expect_subscription();
             return;
         }
         match &self.consumer {
@@ -74,6 +85,7 @@ impl Queue {
             queue: self.queue.clone(),
             window: self.window,
             tag: format!("{} {}", self.settings.worker, self.name),
+            is_former: self.is_former,
         };
         let name = &self.settings.connection_name;
         let addresses = Addresses {

@@ -18,7 +18,7 @@ use lapin::message::Delivery as AmqpDelivery;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::consumer::{Consumer, FIRST_SUBSCRIPTION};
+use self::consumer::Consumer;
 use self::drain::Drain;
 use self::prefetched::Prefetched;
 use self::settle::Unsettled;
@@ -28,8 +28,8 @@ use super::outlook::Outlook;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
-use crate::message::{Received, Repaired};
-use crate::source::{Delivery, Handle, Next, QUARANTINE_FROM, Source, Supply};
+use crate::message::{QUARANTINE_FROM, Received, Repaired};
+use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
 
 /// A prefetched message goes back when it has waited for a slot during this part of the broker's ack timeout.
@@ -45,6 +45,10 @@ pub(super) struct Queue {
     tier: usize,
     name: Arc<str>,
     queue: String,
+    /// Whether the tier had this queue before it moved.
+    is_former: bool,
+    /// Whether a former queue is gone.
+    is_gone: bool,
     window: u16,
     /// How long a prefetched message may wait for a slot.
     patience: Duration,
@@ -85,13 +89,46 @@ impl Queue {
         tier: &Tier,
         connection: ConsumerConnection,
     ) -> Self {
+        let queue = settings.topology.names().queue(tier);
+        let mut source = Self::named(settings, group, index, tier, queue, connection);
+        source.expect_subscription();
+        source
+    }
+
+    /// The queue of this name, which the tier had before it moved. Handles count up from the first one.
+    pub(super) fn former(
+        settings: &Arc<ConsumerSettings>,
+        group: &topology::Group,
+        index: usize,
+        tier: &Tier,
+        queue: String,
+        connection: ConsumerConnection,
+        first_handle: Handle,
+    ) -> Self {
+        Self {
+            is_former: true,
+            next_handle: first_handle,
+            ..Self::named(settings, group, index, tier, queue, connection)
+        }
+    }
+
+    fn named(
+        settings: &Arc<ConsumerSettings>,
+        group: &topology::Group,
+        index: usize,
+        tier: &Tier,
+        queue: String,
+        connection: ConsumerConnection,
+    ) -> Self {
         let window = group.concurrency.saturating_mul(group.prefetch);
         let (sender, stored) = mpsc::unbounded_channel();
         Self {
             group: group.name.clone(),
             tier: index,
             name: tier.name.as_str().into(),
-            queue: settings.topology.names().queue(tier),
+            queue,
+            is_former: false,
+            is_gone: false,
             window,
             patience: settings.topology.broker().ack_timeout / ACK_TIMEOUT_PARTS,
             connection_changed: connection.changed(),
@@ -99,7 +136,7 @@ impl Queue {
             consumer: Consumer::None,
             generation: 0,
             has_own_connection: false,
-            first_subscription_by: Some(Instant::now() + FIRST_SUBSCRIPTION),
+            first_subscription_by: None,
             prefetched: Prefetched::default(),
             unsettled: HashMap::new(),
             orphans: Vec::new(),
@@ -212,6 +249,41 @@ impl Queue {
         true
     }
 
+    /// Whether all deliveries are settled, and the broker is told so.
+    pub(super) fn is_settled(&self) -> bool {
+        let is_flushed = match &self.consumer {
+            Consumer::Subscribed(subscription) => !subscription.has_finished(),
+            Consumer::None | Consumer::Subscribing(_) => true,
+        };
+        self.unsettled.is_empty() && is_flushed
+    }
+
+    /// The handle of the next delivery.
+    pub(super) fn next_handle(&self) -> Handle {
+        self.next_handle
+    }
+
+    /// `Ok` if a former queue is gone, or has been empty for a while, and none of its deliveries is unsettled.
+    ///
+    /// # Errors
+    /// When to ask again, unless something happens before.
+    pub(super) fn is_used_up(&self, quiet: Duration) -> Result<(), Option<Instant>> {
+        if !self.unsettled.is_empty() {
+            return Err(None);
+        }
+        match &self.consumer {
+            _ if self.is_gone => Ok(()),
+            Consumer::Subscribed(subscription) if subscription.unsettled() == 0 => {
+                let quiet_at = self.outlook.last_movement() + quiet;
+                match Instant::now() < quiet_at {
+                    true => Err(Some(quiet_at)),
+                    false => Ok(()),
+                }
+            }
+            _ => Err(None),
+        }
+    }
+
     fn origin(&self) -> Origin {
         Origin::Tier(self.name.to_string())
     }
@@ -305,7 +377,12 @@ impl Source for Queue {
             unsettled.running = Some(self.settings.suspects.start());
         }
         let received = unsettled.received.clone();
-        Some(Delivery { handle, received })
+        let lease = None;
+        Some(Delivery {
+            handle,
+            received,
+            lease,
+        })
     }
 
     fn hold(&mut self, cx: &mut Context<'_>) -> Option<Instant> {
@@ -322,7 +399,7 @@ impl Source for Queue {
     }
 
     fn settle(&mut self, handle: Handle, next: Next) {
-        if !matches!(next, Next::Done) {
+        if !matches!(next, Next::Done(_)) {
             let Some(unsettled) = self.unsettled.get(&handle) else {
                 return;
             };

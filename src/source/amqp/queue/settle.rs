@@ -10,8 +10,9 @@ use super::{Consumer, Queue};
 use crate::message::Received;
 use crate::observe::Event;
 use crate::source::amqp::subscription::Subscription;
-use crate::source::amqp::successor::{Stored, unreadable};
+use crate::source::amqp::successor::Stored;
 use crate::source::suspects::{Counting, Running};
+use crate::source::unreadable;
 use crate::source::{Handle, Next, Source, task_ref};
 
 /// A delivery that is not settled. The channel that it came on may be lost meanwhile.

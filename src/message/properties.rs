@@ -5,18 +5,18 @@ use lapin::protocol::basic::{gen_properties, parse_properties};
 use lapin::types::{AMQPValue, FieldTable};
 
 /// Encoding fails only for headers that the protocol cannot carry, and those never arrive.
-pub(super) fn encode(properties: &BasicProperties) -> Vec<u8> {
+pub(crate) fn encode(properties: &BasicProperties) -> Vec<u8> {
     cookie_factory::gen_simple(gen_properties(properties), Vec::new()).unwrap_or_default()
 }
 
 /// `None` if the bytes are damaged.
-pub(super) fn decode(bytes: &[u8]) -> Option<BasicProperties> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<BasicProperties> {
     let (_, properties) = parse_properties(bytes).ok()?;
     Some(properties)
 }
 
 /// How much memory the headers of a delivery take, about: far more than on the wire for small values.
-pub(super) fn memory(properties: &BasicProperties) -> usize {
+pub(crate) fn memory(properties: &BasicProperties) -> usize {
     properties.headers().as_ref().map_or(0, table_memory)
 }
 

@@ -1,0 +1,43 @@
+//! Counts the rows of a tier.
+
+use crate::Error;
+use crate::postgres::{Database, STATEMENT_LIMIT};
+
+/// How many rows a tier has, by their phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowCounts {
+    pub(crate) ready: u64,
+    pub(crate) scheduled: u64,
+    pub(crate) running: u64,
+}
+
+impl RowCounts {
+    pub(crate) fn all(self) -> u64 {
+        self.ready + self.scheduled + self.running
+    }
+}
+
+/// Counts the rows of a tier, all in one snapshot: a row is in exactly one table.
+pub(crate) async fn count_rows(
+    database: &Database,
+    app: &str,
+    tier: &str,
+) -> Result<RowCounts, Error> {
+    let counting = sqlx::query_as::<_, (i64, i64, i64)>(
+        "WITH tier AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) \
+         SELECT (SELECT count(*) FROM tierline.ready WHERE backlog = (SELECT id FROM tier)), \
+            (SELECT count(*) FROM tierline.scheduled WHERE backlog = (SELECT id FROM tier)), \
+            (SELECT count(*) FROM tierline.running WHERE backlog = (SELECT id FROM tier))",
+    )
+    .bind(app)
+    .bind(tier)
+    .fetch_one(database.pool());
+    let tried = "count the tasks of a tier in Postgres";
+    let (ready, scheduled, running) = database.within(STATEMENT_LIMIT, tried, counting).await?;
+    let number = |count: i64| u64::try_from(count).unwrap_or_default();
+    Ok(RowCounts {
+        ready: number(ready),
+        scheduled: number(scheduled),
+        running: number(running),
+    })
+}

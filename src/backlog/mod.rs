@@ -1,0 +1,68 @@
+//! The backlog in Postgres: tasks of tiers with `queue = "postgres"`, as rows.
+//!
+//! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
+//! `running` until it is settled. `row` turns tasks into rows and back, `writer` inserts rows for publishers, and
+//! `claim` has the statements with which a worker claims and settles them, and `due` the one that makes scheduled tasks
+//! ready. Operators look through the rows with [`Backlog`] (`inspect`, `task`). Deployments prepare the tables with
+//! [`apply`], and [`doctor`] finds what is wrong with them.
+
+mod apply;
+mod claim;
+mod count;
+mod doctor;
+mod due;
+pub(crate) mod error;
+mod finished;
+mod inspect;
+mod row;
+mod task;
+mod writer;
+
+pub use apply::{DatabaseApplied, DatabasePlan, PlannedTier, apply, plan};
+pub use doctor::{LONG_TRANSACTION, doctor};
+pub use inspect::Backlog;
+pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskState};
+
+pub(crate) use claim::{
+    Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, store_later,
+};
+pub(crate) use count::count_rows;
+pub(crate) use due::{MadeReady, make_ready};
+pub(crate) use finished::remove_finished;
+pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
+pub(crate) use writer::{InsertFailure, RowWriters};
+
+use crate::postgres::{Database, DedicatedConnection, PgConnection};
+
+/// The channel of notifications about new rows. Their payload is the app and the tier, with a space between, and in how
+/// many milliseconds the first of them falls due, unless it is ready.
+pub(crate) const CHANNEL: &str = "tierline";
+
+/// Settings of connections for rows. Their statements are made for index scans: a plan that Postgres made while a table
+/// was small, and keeps, must not scan it when it is large. A statement that a client gave up after 10 s would stay on the
+/// server for as long as it waits for a lock, and the next one opens another connection: it ends soon after.
+const SETUP: &str = "SET statement_timeout = '12s'; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; \
+                     SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan; SET jit = off";
+
+/// Gives tiers their numbers, if they have none. Returns those that had none.
+pub(crate) async fn add_backlogs(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    tiers: &[&str],
+) -> Result<Vec<String>, sqlx::Error> {
+    // A conflict also uses a number up, so the tiers that are there are left out.
+    sqlx::query_scalar(
+        "INSERT INTO tierline.backlogs (app, tier) SELECT $1, new.tier FROM unnest($2::text[]) AS new (tier) \
+         WHERE NOT EXISTS (SELECT FROM tierline.backlogs AS known WHERE known.app = $1 AND known.tier = new.tier) \
+         ON CONFLICT (app, tier) DO NOTHING RETURNING tier",
+    )
+    .bind(app)
+    .bind(tiers)
+    .fetch_all(connection)
+    .await
+}
+
+/// A connection for the statements of the backlog.
+pub(crate) fn connection(database: &Database) -> DedicatedConnection {
+    DedicatedConnection::with_setup(database, SETUP)
+}

@@ -1,0 +1,275 @@
+//! Dead-letters tasks that have waited for longer than their tier's `ttl`, whether a claim would come to them or not.
+//!
+//! A claim notices an expired task when it takes it. Tasks behind a busy backlog, or of a low priority, would wait on and
+//! count for `max_length`. Here they are found in the order of the index of claims, rank by rank, up to the first that is
+//! not expired.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sqlx::Row;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::RowSettings;
+use super::look::is_not_migrated;
+use super::settle::waited_too_long;
+use crate::Error;
+use crate::backlog::{ClaimedRow, connection};
+use crate::backoff::Backoff;
+use crate::dead::{Entry, insert_entries};
+use crate::error::DatabaseError;
+use crate::message::{DeadReason, Death, Received};
+use crate::postgres::{DedicatedConnection, PgConnection};
+use crate::source::emit_dead;
+
+/// How many times to look within the shortest `ttl`.
+const LOOKS: u32 = 10;
+/// The pauses between two looks that find nothing.
+const SHORTEST: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(60);
+/// The pause between two batches: claims and publishes come between them.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How many tasks one transaction takes, and how many bytes, about.
+const AT_ONCE: i64 = 100;
+const BYTES_AT_ONCE: i64 = 1 << 20;
+/// How often Postgres may refuse a dead letter before nothing is left to leave out of it.
+const MOST_REDUCTIONS: u32 = 3;
+/// How long a step may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
+    let topology = &settings.consumer.topology;
+    let tiers: Vec<(&str, Duration)> = settings
+        .tiers
+        .keys()
+        .filter_map(|name| Some((name.as_str(), topology.tier(name)?.ttl?)))
+        .collect();
+    let Some(shortest) = tiers.iter().map(|(_, ttl)| *ttl).min() else {
+        return;
+    };
+    let every = (shortest / LOOKS).clamp(SHORTEST, LONGEST);
+    let mut connection = connection(&settings.database);
+    let mut backoff = Backoff::new();
+    let expiring = async {
+        loop {
+            let pause = match settings.expire_all(&mut connection, &tiers).await {
+                Ok(0) => every,
+                Ok(_) => PAUSE,
+                Err(error) => {
+                    match backoff.is_worth_a_warning() && !is_not_migrated(&error) {
+                        true => {
+                            tracing::warn!(%error, "cannot dead-letter expired tasks, trying again")
+                        }
+                        false => {
+                            tracing::debug!(%error, "cannot dead-letter expired tasks, trying again")
+                        }
+                    }
+                    every
+                }
+            };
+            sleep(pause).await;
+        }
+    };
+    let _: Option<()> = ending.run_until_cancelled(expiring).await;
+}
+
+impl RowSettings {
+    /// Dead-letters some expired tasks of each tier. Returns how many.
+    async fn expire_all(
+        &self,
+        connection: &mut DedicatedConnection,
+        tiers: &[(&str, Duration)],
+    ) -> Result<usize, Error> {
+        let looking = connection.within(LIMIT, "look for expired tasks", async |connection| {
+            expired_tiers(connection, self.app(), tiers).await
+        });
+        let expired = looking.await?;
+        let (mut count, mut failed) = (0, None);
+        for (tier, ttl) in tiers {
+            if expired.iter().any(|it| it == tier) {
+                // A tier that fails keeps no other one waiting.
+                match self.expire_some(connection, tier, *ttl).await {
+                    Ok(more) => count += more,
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+        }
+        failed.map_or(Ok(count), Err)
+    }
+
+    async fn expire_some(
+        &self,
+        connection: &mut DedicatedConnection,
+        tier: &str,
+        ttl: Duration,
+    ) -> Result<usize, Error> {
+        match self.expire(connection, tier, ttl, AT_ONCE, 0).await {
+            Err(Error::Database(DatabaseError::Refused { .. })) => {}
+            expired => return expired,
+        }
+        // Postgres refuses one of them: each by itself then, with less and less in it.
+        let (mut count, mut reductions) = (0, 0);
+        while count < AT_ONCE as usize {
+            match self.expire(connection, tier, ttl, 1, reductions).await {
+                Ok(0) => break,
+                Ok(more) => {
+                    count += more;
+                    reductions = 0;
+                }
+                Err(Error::Database(DatabaseError::Refused { cause, .. }))
+                    if reductions < MOST_REDUCTIONS =>
+                {
+                    tracing::warn!(%cause, "Postgres refuses a dead letter; writing it with less in it");
+                    reductions += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Moves at most `rows` expired tasks of a tier to the log of dead letters, in one transaction. Returns how many.
+    async fn expire(
+        &self,
+        connection: &mut DedicatedConnection,
+        tier: &str,
+        ttl: Duration,
+        rows: i64,
+        reductions: u32,
+    ) -> Result<usize, Error> {
+        let death = self.death(DeadReason::Expired, waited_too_long());
+        let expiring = connection.within(LIMIT, "dead-letter expired tasks", async |connection| {
+            let mut transaction = connection.begin().await?;
+            let expired = lock_expired(&mut transaction, self.app(), tier, ttl, rows).await?;
+            let ids: Vec<Uuid> = expired.iter().map(|it| it.id).collect();
+            let name = tier.into();
+            let now = SystemTime::now();
+            let received: Vec<Received> = expired
+                .into_iter()
+                .filter(|it| !it.is_running)
+                .map(|it| it.row.into_received(&name, now))
+                .collect();
+            let entries = received
+                .iter()
+                .map(|it| self.reduced(it, &death, reductions));
+            let entries: Vec<Entry> = entries.collect();
+            if !ids.is_empty() {
+                insert_entries(&mut transaction, self.app(), &entries).await?;
+                delete(&mut transaction, &ids).await?;
+            }
+            transaction.commit().await?;
+            Ok((ids.len(), received))
+        });
+        let (count, received) = expiring.await?;
+        for received in &received {
+            emit_dead(&self.consumer.observers, received, tier, &death);
+        }
+        Ok(count)
+    }
+
+    fn reduced(&self, received: &Received, death: &Death, reductions: u32) -> Entry {
+        let mut entry = self.entry(received, received.message().ok(), death);
+        for _ in 0..reductions {
+            entry.reduce();
+        }
+        entry
+    }
+}
+
+/// The tiers whose first task of any rank is expired.
+async fn expired_tiers(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    tiers: &[(&str, Duration)],
+) -> Result<Vec<String>, sqlx::Error> {
+    let names: Vec<&str> = tiers.iter().map(|(tier, _)| *tier).collect();
+    let ttls: Vec<f64> = tiers.iter().map(|(_, ttl)| ttl.as_secs_f64()).collect();
+    sqlx::query_scalar(
+        "SELECT of.tier FROM unnest($2::text[], $3::float8[]) AS wanted (tier, ttl) \
+         JOIN tierline.backlogs AS of ON of.app = $1 AND of.tier = wanted.tier \
+         WHERE EXISTS ( \
+            WITH RECURSIVE first AS ( \
+                (SELECT rank, due_at FROM tierline.ready WHERE backlog = of.id AND rank <= 0 \
+                 ORDER BY rank, due_at, id LIMIT 1) \
+                UNION ALL \
+                SELECT next.rank, next.due_at FROM first CROSS JOIN LATERAL ( \
+                    SELECT rank, due_at FROM tierline.ready \
+                    WHERE backlog = of.id AND rank > first.rank AND rank <= 0 ORDER BY rank, due_at, id LIMIT 1 \
+                ) AS next \
+            ) SELECT FROM first WHERE due_at < now() - make_interval(secs => wanted.ttl))",
+    )
+    .bind(app)
+    .bind(names)
+    .bind(ttls)
+    .fetch_all(connection)
+    .await
+}
+
+/// A task that has waited for too long.
+struct ExpiredRow {
+    id: Uuid,
+    row: ClaimedRow,
+    /// Whether the same task runs already: its publish got no answer and was repeated.
+    is_running: bool,
+}
+
+/// Locks some expired tasks of a tier. Suspects (ranks above 0) wait for their turn without a limit, as in claims.
+async fn lock_expired(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    tier: &str,
+    ttl: Duration,
+    rows: i64,
+) -> Result<Vec<ExpiredRow>, sqlx::Error> {
+    let rows = sqlx::query(
+        "WITH RECURSIVE of AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), ranks AS ( \
+            (SELECT rank FROM tierline.ready WHERE backlog = (SELECT id FROM of) AND rank <= 0 \
+             ORDER BY rank, due_at, id LIMIT 1) \
+            UNION ALL \
+            SELECT next.rank FROM ranks CROSS JOIN LATERAL ( \
+                SELECT rank FROM tierline.ready \
+                WHERE backlog = (SELECT id FROM of) AND rank > ranks.rank AND rank <= 0 \
+                ORDER BY rank, due_at, id LIMIT 1 \
+            ) AS next \
+         ), picked AS MATERIALIZED ( \
+            SELECT place, sum(size) OVER (ORDER BY rank, due_at, id) - size AS before FROM ( \
+                SELECT found.* FROM ranks CROSS JOIN LATERAL ( \
+                    SELECT ctid AS place, rank, due_at, id, \
+                        octet_length(payload) + coalesce(octet_length(properties), 0) AS size \
+                    FROM tierline.ready \
+                    WHERE backlog = (SELECT id FROM of) AND rank = ranks.rank \
+                        AND due_at < now() - make_interval(secs => $3) \
+                    ORDER BY due_at, id LIMIT $4 FOR UPDATE SKIP LOCKED \
+                ) AS found LIMIT $4 \
+            ) AS found \
+         ) SELECT id, 0::bigint AS token, due_at, rank, is_held, true AS is_expired, task, name, properties, payload, \
+            EXISTS (SELECT FROM tierline.running WHERE running.id = ready.id) AS is_running \
+         FROM tierline.ready WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $5))",
+    )
+    .bind(app)
+    .bind(tier)
+    .bind(ttl.as_secs_f64())
+    .bind(rows)
+    .bind(BYTES_AT_ONCE)
+    .fetch_all(connection)
+    .await?;
+    let mut expired = Vec::with_capacity(rows.len());
+    for row in &rows {
+        expired.push(ExpiredRow {
+            id: row.try_get("id")?,
+            row: ClaimedRow::read(row)?,
+            is_running: row.try_get("is_running")?,
+        });
+    }
+    Ok(expired)
+}
+
+async fn delete(connection: &mut PgConnection<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM tierline.ready WHERE id = ANY($1)")
+        .bind(ids)
+        .execute(connection)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Sources in Postgres: the rows of a tier.
+//!
+//! Read in this order: `rows` is a tier's rows as a source, `statements` what it asks the database, `settle` how what
+//! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
+//! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
+//! what dead processes held. `expire` dead-letters tasks that have waited for too long, and `history` removes finished
+//! tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
+
+mod expire;
+mod history;
+mod leases;
+mod listen;
+mod look;
+mod recover;
+mod rows;
+mod settle;
+mod signal;
+mod statements;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::Source;
+use super::amqp::ConsumerSettings;
+use crate::postgres::Database;
+use crate::service::Service;
+use crate::task::Cancellation;
+use crate::topology;
+
+use leases::Leases;
+use recover::Recovery;
+use rows::Rows;
+use signal::TierSignal;
+
+/// What the sources of a worker in Postgres share.
+pub(crate) struct RowSettings {
+    consumer: Arc<ConsumerSettings>,
+    database: Database,
+    /// The tiers that the worker serves, by their names.
+    tiers: HashMap<String, ServedTier>,
+    /// The names of each group's tiers, in its order.
+    groups: Vec<Vec<String>>,
+    /// Asks for a look at what is due, before the next one would come by itself.
+    look_now: Notify,
+    /// Given when the grace period of a shutdown is over: handlers should end.
+    cancelled: Cancellation,
+}
+
+/// A tier that a worker serves. One on the broker may have rows too.
+struct ServedTier {
+    lease: Duration,
+    /// Whether the map says that the tier lives in Postgres.
+    is_home: bool,
+    signal: Arc<TierSignal>,
+}
+
+impl RowSettings {
+    /// The settings for these groups of a worker; `None` without a database.
+    pub(crate) fn new(
+        consumer: &Arc<ConsumerSettings>,
+        database: Option<&Database>,
+        groups: &[String],
+        cancelled: &Cancellation,
+    ) -> Option<Arc<Self>> {
+        let database = database?.clone();
+        let topology = &consumer.topology;
+        let groups = groups.iter().filter_map(|name| topology.group(name));
+        let groups: Vec<Vec<String>> = groups.map(|group| group.tiers.clone()).collect();
+        let tiers = groups.iter().flatten().filter_map(|name| {
+            let home = topology.tier(name)?.home;
+            let served = ServedTier {
+                lease: home.lease().unwrap_or(topology::DEFAULT_LEASE),
+                is_home: !home.is_on_broker(),
+                signal: Arc::default(),
+            };
+            Some((name.clone(), served))
+        });
+        Some(Arc::new(Self {
+            consumer: consumer.clone(),
+            tiers: tiers.collect(),
+            database,
+            groups,
+            look_now: Notify::new(),
+            cancelled: cancelled.clone(),
+        }))
+    }
+
+    /// Serves the sources until `ending` is cancelled: the leases, due tasks, notifications.
+    pub(crate) async fn serve(self: Arc<Self>, ending: CancellationToken) {
+        let observers = &self.consumer.observers;
+        let leasing = Service::new("leases", observers);
+        let leasing = leasing.run(|| Leases::new(self.clone()).run(ending.clone()));
+        let recovering = self.groups.iter().map(async |tiers| {
+            let recovering = Service::new("recovery", observers);
+            let recovering =
+                recovering.run(|| Recovery::new(self.clone(), tiers).run(ending.clone()));
+            recovering.await
+        });
+        let looking = Service::new("ready tasks", observers);
+        let looking = looking.run(|| look::run(self.clone(), ending.clone()));
+        let listening = Service::new("notifications", observers);
+        let listening = listening.run(|| listen::run(self.clone(), ending.clone()));
+        let removing = Service::new("finished tasks", observers);
+        let removing = removing.run(|| history::run(self.clone(), ending.clone()));
+        let expiring = Service::new("expired tasks", observers);
+        let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
+        tokio::join!(
+            leasing,
+            join_all(recovering),
+            looking,
+            listening,
+            removing,
+            expiring
+        );
+    }
+
+    /// Whether any of the tiers lives in Postgres, or did before it moved.
+    fn has_home(&self) -> bool {
+        let mut tiers = self.consumer.topology.tiers_using_postgres();
+        tiers.any(|tier| self.tiers.contains_key(&tier.name))
+    }
+
+    fn app(&self) -> &str {
+        self.consumer.topology.app()
+    }
+
+    /// The name under which this process keeps the tasks that it finishes, if the tier keeps them.
+    fn keeper(&self, tier: &str) -> Option<&str> {
+        let tier = self.consumer.topology.tier(tier)?;
+        tier.home.keep().map(|_| &*self.consumer.worker)
+    }
+
+    fn signal(&self, tier: &str) -> Option<&TierSignal> {
+        self.tiers.get(tier).map(|tier| &*tier.signal)
+    }
+}
+
+/// The rows of a group's tiers in Postgres, as sources.
+pub(crate) fn sources(
+    settings: Option<&Arc<RowSettings>>,
+    group: &topology::Group,
+) -> Vec<Box<dyn Source>> {
+    let Some(settings) = settings else {
+        return Vec::new();
+    };
+    let tiers = group.tiers.iter().enumerate();
+    let rows = tiers.filter_map(|(index, name)| Rows::new(settings, group, index, name));
+    rows.map(|rows| Box::new(rows) as Box<dyn Source>).collect()
+}

@@ -1,0 +1,478 @@
+//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `settle` stores what follows
+//! on runs.
+
+mod claims;
+mod settle;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::{Instant, timeout};
+
+use super::RowSettings;
+use super::signal::{Signalled, TierSignal, earlier};
+use super::statements::{Claim, Statement, Statements};
+use crate::Error;
+use crate::backlog::{Batch, Later, RankStart, RunKey};
+use crate::backoff::Backoff;
+use crate::message::{DeadReason, Failure, Message, Received};
+use crate::observe::Event;
+use crate::source::suspects::Running;
+use crate::source::{Delivery, Handle, LeasedRun, Next, Source, Supply};
+use crate::task::{Cancellation, TaskEnding};
+use crate::topology;
+
+/// How many statements of a tier may be under way at once.
+const CONNECTIONS: usize = 3;
+/// How long a handler runs before it is marked as begun. Most end sooner, and need no mark.
+const MARK_AFTER: Duration = Duration::from_millis(5);
+/// How long lower tiers wait for an answer of the database.
+const LONGEST_HOLD: Duration = Duration::from_millis(300);
+/// How long lower tiers wait for the first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
+/// How long a shutdown waits for a database that does not answer.
+const DRAIN_LIMIT: Duration = Duration::from_secs(3);
+/// The highest priority up to which every claim looks at all priorities.
+const FEW_PRIORITIES: u8 = 15;
+/// When to look for rows that a claim without an answer may have left with this process.
+const RELEASE_AFTER: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_secs(10),
+    Duration::from_secs(60),
+    Duration::from_secs(300),
+    Duration::from_secs(1_800),
+];
+/// When a group that is made anew after a panic puts back what the one before held: its handlers have ended by the first
+/// time, and its statements by the second.
+const RELEASE_AFTER_PANIC: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(20)];
+/// How long a suspect may wait for a slot, before those of other tiers have their turn.
+const SUSPECT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The rows of a tier.
+pub(super) struct Rows {
+    settings: Arc<RowSettings>,
+    group: String,
+    tier: usize,
+    name: Arc<str>,
+    window: usize,
+    ttl: Option<Duration>,
+    /// Whether the tier lives in Postgres, and not on the broker.
+    is_home: bool,
+    signal: Arc<TierSignal>,
+    /// This process, as the database knows it.
+    worker: Option<i64>,
+    generation: u64,
+    /// Cancelled when what was claimed is lost, and made anew then.
+    lease: Cancellation,
+    statements: Statements,
+    /// Where each rank's rows begin, by rank.
+    starts: Vec<RankStart>,
+    /// How many rows the claims under way ask for.
+    claiming: usize,
+    /// When the next scheduled task falls due, as far as is known here.
+    next_due: Option<Instant>,
+    is_making_ready: bool,
+    /// Whether a claim may find something.
+    expects_more: bool,
+    /// Whether rows came while a claim was under way, which it may not have seen.
+    is_woken: bool,
+    /// Until when the group waits for an answer.
+    hold_until: Option<Instant>,
+    first_answer_by: Option<Instant>,
+    /// What waits for a slot, in the order of the tier.
+    prefetched: BTreeMap<OrderKey, Handle>,
+    prefetched_bytes: usize,
+    /// How many bytes the claims under way ask for.
+    claiming_bytes: usize,
+    unsettled: HashMap<Handle, Unsettled>,
+    next_handle: Handle,
+    /// Runs that are done, and not yet in the database, with how their tasks ended.
+    done: Vec<(RunKey, Option<TaskEnding>)>,
+    /// Runs that began, in order, and are not marked as begun. Some may have ended meanwhile.
+    unmarked: VecDeque<(Instant, Handle)>,
+    gathering_since: Option<Instant>,
+    beginning: Vec<(RunKey, oneshot::Sender<bool>)>,
+    back: Vec<(Handle, RunKey)>,
+    later: Vec<(Handle, Later)>,
+    dead: Vec<PendingDeadLetter>,
+    /// Whether dead letters are being stored.
+    is_storing_dead: bool,
+    /// Answers of tasks that go to the broker.
+    stored: mpsc::UnboundedReceiver<(Handle, Forwarded)>,
+    sender: mpsc::UnboundedSender<(Handle, Forwarded)>,
+    settled: VecDeque<Handle>,
+    quarantine: Quarantine,
+    /// When to look for rows that nobody here knows of.
+    release_at: VecDeque<Instant>,
+    /// Whether such rows are being put back. What is claimed meanwhile would be put back too.
+    is_releasing: bool,
+    backoff: Backoff,
+    /// When to ask a database again that failed.
+    retry_at: Option<Instant>,
+    /// Whether the last answer was a failure: no other tier waits for this one then.
+    is_failing: bool,
+    /// How many claims were sent.
+    claims_sent: u64,
+    drain_by: Option<Instant>,
+}
+
+/// The key that a tier's rows are ordered by: its rank, its due time, its id. A row may be here twice: with a claim that
+/// was lost, and with the one after it.
+type OrderKey = (i16, SystemTime, RunKey);
+
+/// A dead letter to be stored.
+pub(super) struct PendingDeadLetter {
+    handle: Handle,
+    pub(super) run: RunKey,
+    pub(super) received: Arc<Received>,
+    pub(super) message: Option<Box<Message>>,
+    pub(super) reason: DeadReason,
+    pub(super) failure: Failure,
+}
+
+/// A row that is claimed and not settled.
+struct Unsettled {
+    run: RunKey,
+    place: OrderKey,
+    received: Arc<Received>,
+    bytes: usize,
+    is_held: bool,
+    state: State,
+    /// While a task runs that may have killed a worker.
+    _running: Option<Running>,
+    _quarantined: Option<OwnedSemaphorePermit>,
+    /// What follows, for events.
+    follows: Option<(Duration, Option<Failure>)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Prefetched,
+    /// Its handler runs.
+    Taken,
+    /// What follows on it is being stored.
+    Settling,
+}
+
+/// Whether the next attempt of a task is on the broker.
+enum Forwarded {
+    /// It is, and the run is to be ended.
+    Yes,
+    /// The run belongs to another process, as far as is known.
+    NotOurs,
+    No(Error),
+}
+
+/// The one suspect that this process takes from the tier's quarantine.
+enum Quarantine {
+    /// It has no task, as far as this process knows.
+    Empty,
+    /// It has a task; waits for the right to take one.
+    Waiting(BoxFuture<'static, Option<OwnedSemaphorePermit>>),
+    /// May claim one.
+    Permitted(OwnedSemaphorePermit),
+    /// A claim is under way.
+    Claiming(OwnedSemaphorePermit),
+    /// One is here since then, and waits or runs.
+    Held(Handle, Instant),
+}
+
+impl Rows {
+    /// The rows of the group's tier with this index.
+    pub(super) fn new(
+        settings: &Arc<RowSettings>,
+        group: &topology::Group,
+        index: usize,
+        name: &str,
+    ) -> Option<Self> {
+        let served = settings.tiers.get(name)?;
+        let tier = settings.consumer.topology.tier(name)?;
+        let highest = tier
+            .home
+            .max_priority()
+            .unwrap_or(topology::UNORDERED_PRIORITY);
+        let few = highest.min(FEW_PRIORITIES);
+        let starts = (0..=i16::from(few)).rev().map(|priority| RankStart {
+            rank: -priority,
+            since: None,
+        });
+        let (sender, stored) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        let name: Arc<str> = name.into();
+        Some(Self {
+            group: group.name.clone(),
+            tier: index,
+            window: usize::from(group.concurrency) * usize::from(group.prefetch),
+            ttl: tier.ttl,
+            is_home: served.is_home,
+            signal: served.signal.clone(),
+            worker: None,
+            generation: 0,
+            lease: settings.cancelled.child(),
+            statements: Statements::new(settings, &name, CONNECTIONS),
+            name,
+            starts: starts.collect(),
+            claiming: 0,
+            next_due: None,
+            is_making_ready: false,
+            // Few tiers on the broker have rows: a look tells of them.
+            expects_more: served.is_home,
+            is_woken: false,
+            hold_until: None,
+            first_answer_by: served.is_home.then_some(now + FIRST_ANSWER),
+            prefetched: BTreeMap::new(),
+            prefetched_bytes: 0,
+            claiming_bytes: 0,
+            unsettled: HashMap::new(),
+            next_handle: 0,
+            done: Vec::new(),
+            unmarked: VecDeque::new(),
+            gathering_since: None,
+            beginning: Vec::new(),
+            back: Vec::new(),
+            later: Vec::new(),
+            dead: Vec::new(),
+            is_storing_dead: false,
+            stored,
+            sender,
+            settled: VecDeque::new(),
+            quarantine: Quarantine::Empty,
+            release_at: match served.signal.is_served_again() {
+                true => RELEASE_AFTER_PANIC.map(|after| now + after).into(),
+                false => VecDeque::new(),
+            },
+            is_releasing: false,
+            backoff: Backoff::new(),
+            retry_at: None,
+            is_failing: false,
+            claims_sent: 0,
+            drain_by: None,
+            settings: settings.clone(),
+        })
+    }
+
+    /// Applies what the tasks that serve all tiers found out.
+    fn apply_signal(&mut self, signalled: Signalled) {
+        if let Some(starts) = signalled.starts {
+            self.begin_at(&starts);
+        }
+        self.next_due = earlier(self.next_due, signalled.next_due);
+        if signalled.is_woken {
+            self.expects_more = true;
+            self.is_woken = true;
+        }
+        let (group, tier) = (self.group.as_str(), &*self.name);
+        let observers = &self.settings.consumer.observers;
+        if self.worker.is_some() && signalled.worker.is_none() {
+            if let Quarantine::Waiting(_) | Quarantine::Permitted(_) = self.quarantine {
+                // The right to take a suspect is that of the whole process.
+                self.quarantine = Quarantine::Empty;
+            }
+            if self.is_home {
+                let cause = "its leases cannot be extended";
+                observers.emit(&Event::Interrupted { group, tier, cause });
+            }
+        }
+        if self.worker.is_none() && signalled.worker.is_some() {
+            if self.is_home {
+                observers.emit(&Event::Consuming { group, tier });
+            }
+            // It may be another process now, to the database, or the database was away.
+            self.retry_at = None;
+            self.is_failing = false;
+            self.expects_more |= self.is_home;
+        }
+        self.worker = signalled.worker;
+        if signalled.generation != self.generation {
+            self.generation = signalled.generation;
+            self.lose_leases();
+        }
+    }
+
+    /// Whether the database can be asked, as far as is known.
+    fn is_up(&self) -> bool {
+        self.worker.is_some() && !self.is_failing
+    }
+}
+
+impl Source for Rows {
+    fn tier(&self) -> Option<usize> {
+        Some(self.tier)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
+        let signalled = self.signal.take(cx.waker());
+        self.apply_signal(signalled);
+        while let Poll::Ready(answer) = self.statements.poll_answer(cx) {
+            self.answered(answer);
+        }
+        while let Poll::Ready(Some((handle, stored))) = self.stored.poll_recv(cx) {
+            self.stored(handle, stored);
+        }
+        self.poll_quarantine(cx);
+        self.give_up_settling();
+        match self.settled.pop_front() {
+            Some(handle) => Poll::Ready(handle),
+            None => Poll::Pending,
+        }
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        // What follows on an answer is begun when it comes.
+        let is_idle = self.statements.under_way() == 0 && self.retry_at.is_none();
+        let mark = self.unmarked.front().map(|(since, _)| *since + MARK_AFTER);
+        let mark = mark.filter(|_| is_idle && self.worker.is_some());
+        let release = self.release_at.front().copied();
+        let release = release.filter(|_| is_idle && self.worker.is_some());
+        let is_serving = self.worker.is_some() && self.drain_by.is_none();
+        let due = self.next_due.filter(|_| is_idle && is_serving);
+        let now = Instant::now();
+        // What was taken after the last flush.
+        let begin = (!self.beginning.is_empty() && is_idle).then_some(now);
+        let suspect = match self.quarantine {
+            Quarantine::Held(_, since) => Some(since + SUSPECT_PATIENCE),
+            _ => None,
+        };
+        let ends = [self.drain_by, self.hold_until, suspect]
+            .into_iter()
+            .flatten();
+        let others = [self.retry_at, release, mark, begin, due];
+        let others = others.into_iter().flatten();
+        ends.filter(|at| *at > now).chain(others).min()
+    }
+
+    fn supply(&mut self) -> Supply {
+        if !self.prefetched.is_empty() {
+            return Supply::Ready;
+        }
+        let room = self.window.saturating_sub(self.unsettled.len());
+        if self.first_answer_by.is_some_and(|by| Instant::now() < by) {
+            return Supply::Coming(room);
+        }
+        let is_coming = self.is_up() && (self.expects_more || self.claiming > 0) && room > 0;
+        let is_late = self.hold_until.is_some_and(|until| Instant::now() >= until);
+        match is_coming && !is_late {
+            true => Supply::Coming(room),
+            false => Supply::Empty,
+        }
+    }
+
+    fn take(&mut self) -> Option<Delivery> {
+        let (_, handle) = self.prefetched.pop_first()?;
+        let unsettled = self.unsettled.get_mut(&handle)?;
+        self.prefetched_bytes -= unsettled.bytes;
+        let begin = unsettled.is_held.then(|| {
+            let (sender, begin) = oneshot::channel();
+            self.beginning.push((unsettled.run, sender));
+            begin
+        });
+        unsettled.state = State::Taken;
+        if !unsettled.is_held {
+            self.unmarked.push_back((Instant::now(), handle));
+        }
+        if unsettled.received.crashes() > 0 {
+            unsettled._running = Some(self.settings.consumer.suspects.start());
+        }
+        Some(Delivery {
+            handle,
+            received: unsettled.received.clone(),
+            lease: Some(LeasedRun {
+                begin,
+                lost: self.lease.clone(),
+            }),
+        })
+    }
+
+    fn hold(&mut self, _: &mut Context<'_>) -> Option<Instant> {
+        self.begin_statements(true);
+        let now = Instant::now();
+        if let Some(by) = self.first_answer_by
+            && now < by
+        {
+            return Some(by);
+        }
+        let until = *self.hold_until.get_or_insert(now + LONGEST_HOLD);
+        (now < until).then_some(until)
+    }
+
+    fn settle(&mut self, handle: Handle, next: Next) {
+        match next {
+            Next::Done(ending) => {
+                if let Some(unsettled) = self.remove(handle) {
+                    self.done.push((unsettled.run, Some(ending)));
+                }
+            }
+            Next::Back => self.put_back(handle),
+            next => {
+                if let Some(unsettled) = self.unsettled.get_mut(&handle) {
+                    unsettled.state = State::Settling;
+                }
+                self.store(handle, next);
+            }
+        }
+    }
+
+    fn flush(&mut self, is_quiet: bool) -> bool {
+        self.begin_statements(is_quiet)
+    }
+
+    fn drain(&mut self) {
+        if self.drain_by.is_some() {
+            return;
+        }
+        self.drain_by = Some(Instant::now() + DRAIN_LIMIT);
+        self.quarantine = match std::mem::replace(&mut self.quarantine, Quarantine::Empty) {
+            held @ (Quarantine::Held(..) | Quarantine::Claiming(_)) => held,
+            _ => Quarantine::Empty,
+        };
+        while let Some((_, handle)) = self.prefetched.pop_first() {
+            self.put_back(handle);
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        let Some(by) = self.drain_by else {
+            return false;
+        };
+        let is_over = !self.is_up() && Instant::now() >= by;
+        let is_idle = self.statements.under_way() == 0 && self.done.is_empty();
+        let is_taken = |it: &Unsettled| it.state == State::Taken;
+        is_over || (is_idle && self.unsettled.values().all(is_taken))
+    }
+
+    fn close(mut self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let back: Vec<RunKey> = self.unsettled.values().map(|it| it.run).collect();
+            let done = std::mem::take(&mut self.done);
+            let Some(worker) = self.worker.filter(|_| !back.is_empty() || !done.is_empty()) else {
+                return;
+            };
+            let batch = Batch {
+                done,
+                begun: Vec::new(),
+                rows: 0,
+                bytes: 1,
+                ranks: Vec::new(),
+            };
+            let mut statements = Statements::new(&self.settings, &self.name, 2);
+            statements.begin(Statement::Claim(Claim {
+                worker,
+                ttl: None,
+                number: 0,
+                generation: self.generation,
+                batch,
+            }));
+            statements.begin(Statement::Back(
+                back.into_iter().map(|run| (0, run)).collect(),
+            ));
+            let answers = std::future::poll_fn(|cx| statements.poll_answer(cx));
+            let _ = timeout(Duration::from_secs(1), answers).await;
+            let answers = std::future::poll_fn(|cx| statements.poll_answer(cx));
+            let _ = timeout(Duration::from_secs(1), answers).await;
+        })
+    }
+}

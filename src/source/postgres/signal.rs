@@ -1,0 +1,81 @@
+//! How the tasks that serve all tiers reach the source of one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::SystemTime;
+
+use futures_util::task::AtomicWaker;
+use tokio::time::Instant;
+
+/// What the source of a tier must know.
+#[derive(Debug, Default)]
+pub(super) struct TierSignal {
+    waker: AtomicWaker,
+    is_served: AtomicBool,
+    state: Mutex<Signalled>,
+}
+
+/// What has happened to a tier.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Signalled {
+    /// Rows are ready that may not be known yet.
+    pub(super) is_woken: bool,
+    /// The first ready row of each rank that has any, by its due time.
+    pub(super) starts: Option<Vec<(i16, SystemTime)>>,
+    /// When a scheduled task falls due that may not be known yet.
+    pub(super) next_due: Option<Instant>,
+    /// This process, as the database knows it. `None` while its leases cannot be extended.
+    pub(super) worker: Option<i64>,
+    /// Rises each time when what was claimed before is lost.
+    pub(super) generation: u64,
+}
+
+impl Signalled {
+    /// A scheduled task falls due then.
+    pub(super) fn falls_due(&mut self, at: Option<Instant>) {
+        self.next_due = earlier(self.next_due, at);
+    }
+}
+
+/// The earlier of two times of which each may be missing.
+pub(super) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+impl TierSignal {
+    /// Whether there was a source before this call. It has ended with a panic then.
+    pub(super) fn is_served_again(&self) -> bool {
+        self.is_served.swap(true, Ordering::Relaxed)
+    }
+
+    /// There may be ready rows.
+    pub(super) fn wake(&self) {
+        self.change(|state| state.is_woken = true);
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut Signalled)) {
+        change(&mut self.state());
+        self.waker.wake();
+    }
+
+    /// What is new since the last call. `waker` is woken when there is more.
+    pub(super) fn take(&self, waker: &Waker) -> Signalled {
+        self.waker.register(waker);
+        let mut state = self.state();
+        let taken = Signalled {
+            starts: state.starts.take(),
+            next_due: state.next_due.take(),
+            ..state.clone()
+        };
+        state.is_woken = false;
+        taken
+    }
+
+    fn state(&self) -> MutexGuard<'_, Signalled> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

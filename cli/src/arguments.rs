@@ -8,8 +8,11 @@ use tierline::task::IntoDuration;
 use tierline::topology::Version;
 
 use crate::secret::Secret;
+pub(crate) use crate::servers::{
+    Database, Management, MapBroker, Nodes, OptionalBroker, OptionalDatabase,
+};
 
-/// Background tasks on RabbitMQ in which urgency is structural.
+/// Background tasks on RabbitMQ, Postgres or both, in which urgency is structural.
 #[derive(Debug, Parser)]
 #[command(name = "tierline", version, after_help = EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -24,7 +27,7 @@ Exit codes:
      it refuses the operation
   2  the command line is wrong (also a malformed URL, time or filter), or a confirmation is missing
   3  the broker, its management API or the database cannot be reached, or refuses the login
-  4  there is no such dead letter, operation, schedule or tier
+  4  there is no such task, dead letter, operation, schedule or tier
 
 Results go to standard output, errors to standard error. With --json the result, or the error, is
 one JSON document on standard output.";
@@ -55,7 +58,7 @@ Example:
         #[command(flatten)]
         log: Log,
         #[command(flatten)]
-        broker: Broker,
+        broker: MapBroker,
         /// The token that every request must carry, of at least 16 bytes; prefer the variable, since
         /// other users can see command lines
         #[arg(
@@ -76,6 +79,10 @@ Example:
     /// Work with schedules: list, next, run, pause, resume
     #[command(subcommand)]
     Schedule(crate::schedule::arguments::Schedule),
+
+    /// Work with tasks in tiers in Postgres: list, show, cancel, audit
+    #[command(subcommand)]
+    Tasks(Box<crate::tasks::arguments::Tasks>),
 
     /// Create or update the database schema
     #[command(after_help = "\
@@ -106,13 +113,15 @@ Example:
         input: Input,
     },
 
-    /// Show every exchange, queue and binding that the broker must have
+    /// Show every exchange, queue and binding that the broker must have, and what the database lacks
     #[command(after_help = "\
 Changes nothing. The declarations are the same on every version of RabbitMQ; the version decides
-whether the file requires a feature that the broker lacks.
+whether the file requires a feature that the broker lacks. For tiers in Postgres it shows which
+migrations are missing and which tiers have no number yet, if the database is given.
 
 Examples:
   tierline topology plan topology/hotel.toml
+  tierline topology plan topology/shop.toml --postgres postgres://localhost/shop
   tierline topology plan topology/hotel.toml --broker-version 3.10
   tierline topology plan topology/hotel.toml --json > plan.json")]
     Plan {
@@ -124,24 +133,29 @@ Examples:
         broker_version: Option<Version>,
         #[command(flatten)]
         broker: OptionalBroker,
+        #[command(flatten)]
+        database: OptionalDatabase,
     },
 
-    /// Declare missing exchanges, queues and bindings on the broker
+    /// Declare missing exchanges, queues and bindings on the broker, and prepare the database
     #[command(after_help = "\
 Existing objects do not change: a second run does nothing, and many processes may apply at once.
 It deletes nothing. It lists objects that exist with other arguments, with the way out, and declares
-all others. It unbinds earlier generations of a tier's queue: they keep their messages and get no
-new ones.
+all others.
 
 The user needs the permissions to configure, write and read on names that begin with the app's.
 
 On a cluster, repeat --amqp for each node: the queues of the tiers are then declared through the nodes
 in turn, so that no node leads all of them.
 
+Tiers in Postgres need --postgres: missing migrations are applied, and each tier gets a number. A file
+whose tiers are all in Postgres needs no --amqp.
+
 Examples:
   tierline topology apply topology/hotel.toml --amqp amqp://admin:secret@broker/production
   tierline topology apply topology/hotel.toml --amqp amqp://node-1 --amqp amqp://node-2
-  AMQP_URL=amqp://localhost tierline topology apply topology/hotel.toml")]
+  AMQP_URL=amqp://localhost tierline topology apply topology/hotel.toml
+  tierline topology apply topology/shop.toml --postgres postgres://localhost/shop")]
     Apply {
         #[command(flatten)]
         input: Input,
@@ -149,26 +163,73 @@ Examples:
         nodes: Nodes,
         #[command(flatten)]
         management: Management,
+        #[command(flatten)]
+        database: OptionalDatabase,
     },
 
-    /// Compare the file with the broker, and explain each difference
+    /// Compare the file with the broker and the database, and explain each difference
     #[command(after_help = "\
 Changes nothing. Finds objects that are missing, have other arguments or are no longer in the file,
 policies that override the file, tiers without consumers, and known problems of the broker's
 version. Without the management API it only checks that every object exists, and says so.
 
+For tiers in Postgres it finds missing migrations and indexes, autovacuum that is off, open
+transactions that keep Postgres from removing finished rows, and tasks that no worker takes. A file
+whose tiers are all in Postgres needs no --amqp.
+
 Notes are not problems: they leave the exit code at 0.
 
-Example:
+Examples:
+  tierline topology doctor topology/shop.toml --postgres postgres://localhost/shop
   tierline topology doctor topology/hotel.toml --amqp amqp://admin:secret@broker/production \\
       --management http://admin:secret@broker:15672")]
     Doctor {
         #[command(flatten)]
         input: Input,
         #[command(flatten)]
-        broker: Broker,
+        broker: OptionalBroker,
         #[command(flatten)]
         management: Management,
+        #[command(flatten)]
+        database: OptionalDatabase,
+        /// Report transactions of the database that have been open for this long
+        #[arg(long, value_name = "TIME", default_value = "1m")]
+        long_transaction: String,
+    },
+
+    /// Move tiers to where the file puts them, and delete what they had before
+    #[command(after_help = "\
+A tier moves between \"classic\", \"quorum\" and \"postgres\", or to the next generation of its queue, if the
+file says with `formerly` what it was. Workers with that file take from both places. This command says
+how far each move is. It deletes the old queue when it is empty and unused, and says when `formerly` can
+be removed from the file. It refuses, with exit code 1, what would lose a message: run it again then.
+
+Run it after the last process with the old file has ended. It needs --management to see what workers and
+collectors have not acknowledged yet, or --assume-acknowledged.
+
+Examples:
+  tierline topology move topology/hotel.toml --dry-run --amqp amqp://localhost --management http://localhost:15672
+  tierline topology move topology/hotel.toml bulk --amqp amqp://localhost --postgres postgres://localhost/hotel \
+    --assume-acknowledged")]
+    Move {
+        #[command(flatten)]
+        input: Input,
+        /// The tier [default: every tier with formerly]
+        #[arg(value_name = "TIER")]
+        tier: Option<String>,
+        /// Say what would be done, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Delete old queues without the management API: no worker with the old file is shutting down, and no collector
+        /// waits for its database
+        #[arg(long)]
+        assume_acknowledged: bool,
+        #[command(flatten)]
+        broker: OptionalBroker,
+        #[command(flatten)]
+        management: Management,
+        #[command(flatten)]
+        database: OptionalDatabase,
     },
 
     /// Print the file as RabbitMQ definitions, with users and least permissions
@@ -177,6 +238,8 @@ The definitions are JSON for `rabbitmqctl import_definitions`. They have a user 
 one for the workers of each group, with the permissions that they need and none to declare. The users
 have no password, so nobody can log in as them until `rabbitmqctl change_password` sets one. An
 import removes the passwords of existing users: use --no-users from the second time on.
+
+Tiers in Postgres have nothing on the broker, so they are not in it.
 
 Examples:
   tierline topology export topology/hotel.toml > hotel.json && rabbitmqctl import_definitions hotel.json
@@ -259,7 +322,7 @@ Examples:
         #[command(flatten)]
         log: Log,
         #[command(flatten)]
-        broker: Broker,
+        broker: MapBroker,
         #[command(flatten)]
         operator: Operator,
         /// The id of one dead letter
@@ -334,13 +397,6 @@ pub(crate) struct Log {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Database {
-    /// The database: postgres://user:password@host:5432/database
-    #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) postgres: Secret,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Operator {
     /// The operator, for the history
     #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
@@ -360,7 +416,7 @@ pub(crate) struct Operator {
 
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// The tier whose queue dead-lettered them; "unrouted": those without a tier in the map
+    /// The tier in which they died; "unrouted": those without a tier in the map
     #[arg(long)]
     pub(crate) tier: Option<String>,
     /// The task
@@ -396,45 +452,6 @@ pub(crate) struct Input {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Broker {
-    /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
-    #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: Secret,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Nodes {
-    /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS; once for each node of a cluster
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "AMQP_URL",
-        hide_env_values = true,
-        required = true
-    )]
-    pub(crate) amqp: Vec<Secret>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OptionalBroker {
-    /// The broker: amqp://user:password@host:5672/virtual-host, or amqps:// for TLS
-    #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
-    pub(crate) amqp: Option<Secret>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Management {
-    /// The broker's management API: http://user:password@host:15672, or https://
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "MANAGEMENT_URL",
-        hide_env_values = true
-    )]
-    pub(crate) management: Option<Secret>,
-}
-
 impl Topology {
     pub(crate) fn input(&self) -> &Input {
         match self {
@@ -442,6 +459,7 @@ impl Topology {
             | Topology::Plan { input, .. }
             | Topology::Apply { input, .. }
             | Topology::Doctor { input, .. }
+            | Topology::Move { input, .. }
             | Topology::Export { input, .. } => input,
         }
     }

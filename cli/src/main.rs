@@ -1,13 +1,16 @@
 //! The `tierline` command.
 
 mod arguments;
+mod connect;
 mod dlq;
 mod output;
 mod schedule;
 mod secret;
 #[cfg(feature = "admin")]
 mod serve;
+mod servers;
 mod table;
+mod tasks;
 mod topology;
 
 use std::process::ExitCode;
@@ -15,7 +18,6 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use arguments::{Arguments, Command};
-use output::Failure;
 
 fn main() -> ExitCode {
     let command = match Arguments::try_parse() {
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         Command::Topology(command) => command.input().json,
         Command::Dlq(command) => command.log().input.json,
         Command::Schedule(command) => command.input().json,
+        Command::Tasks(command) => command.input().json,
         #[cfg(feature = "admin")]
         Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
@@ -42,8 +45,9 @@ fn main() -> ExitCode {
     };
     let running = async {
         match command {
-            Command::Topology(command) => topology::run(command).await.map_err(Failure::from),
-            Command::Schedule(command) => schedule::run(command).await.map_err(Failure::from),
+            Command::Topology(command) => topology::run(command).await,
+            Command::Schedule(command) => schedule::run(command).await,
+            Command::Tasks(command) => tasks::run(*command).await,
             Command::Dlq(command) => dlq::run(*command).await,
             #[cfg(feature = "admin")]
             Command::Serve {

@@ -57,8 +57,17 @@ pub(crate) fn print(output: &Output, json: bool) -> ExitCode {
 pub(crate) enum Failure {
     /// The library's error.
     Failed(Error),
+    /// The library's error, after a part of the work.
+    Partly(Box<Partial>),
     /// The command was used wrongly.
     Misused(String),
+}
+
+/// What a command did before it failed.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    pub(crate) done: Output,
+    pub(crate) error: Error,
 }
 
 impl From<Error> for Failure {
@@ -82,6 +91,16 @@ pub(crate) fn misused(error: &clap::Error) -> ExitCode {
 pub(crate) fn fail(failure: &Failure, json: bool) -> ExitCode {
     let (mut description, text, code) = match failure {
         Failure::Failed(error) => (describe(error), error.to_string(), code(error)),
+        Failure::Partly(partial) => {
+            let Partial { done, error } = &**partial;
+            let mut description = describe(error);
+            description["done"] = done.json.clone();
+            if !json {
+                // The error is still to be printed, and matters more than a failed write.
+                let _ = writeln!(io::stdout(), "{}", done.text.trim_end());
+            }
+            (description, error.to_string(), code(error))
+        }
         Failure::Misused(problem) => (json!({}), problem.clone(), MISUSED),
     };
     let text = without_credentials(&text);

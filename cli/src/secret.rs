@@ -97,9 +97,14 @@ mod tests {
             ["--token", "hush-hush-hush-hush"],
         ];
         for (command, options) in [
-            ("topology plan map.toml", &[0][..]),
-            ("topology apply map.toml", &[0, 2]),
-            ("topology doctor map.toml", &[0, 2]),
+            ("topology plan map.toml", &[0, 1][..]),
+            ("topology apply map.toml", &[0, 1, 2]),
+            ("topology doctor map.toml", &[0, 1, 2]),
+            ("topology move map.toml", &[0, 1, 2]),
+            ("tasks list map.toml", &[1]),
+            ("tasks show map.toml 1", &[1]),
+            ("tasks cancel map.toml 1", &[1]),
+            ("tasks audit map.toml", &[1]),
             ("dlq list map.toml", &[1]),
             ("dlq show map.toml 1", &[1]),
             ("dlq groups map.toml", &[1]),

@@ -7,19 +7,20 @@ use std::time::Duration;
 
 use axum::Router;
 use serde_json::json;
+use tierline::Topology;
 use tierline::admin::{Token, router};
-use tierline::{OnConnect, Tierline, Topology};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::arguments::{Broker, Log, read_duration};
+use crate::arguments::{Log, MapBroker, read_duration};
+use crate::connect::builder;
 use crate::output::{Failure, Output};
 use crate::secret::Secret;
 
 pub(crate) async fn run(
     log: &Log,
-    broker: &Broker,
+    broker: &MapBroker,
     token: &Secret,
     listen: SocketAddr,
     grace: &str,
@@ -27,14 +28,10 @@ pub(crate) async fn run(
     let grace = read_duration("--grace", grace)?;
     let token = Token::new(token.expose())?;
     let topology = Topology::load(&log.input.file)?;
-    // Deployments change the broker; this server does not.
-    let connecting = Tierline::builder(topology)
-        .amqp(broker.amqp.expose())
-        .postgres(log.database.postgres.expose())
+    let app = builder(topology, broker, &log.database)?
         .connection_name("tierline serve")
-        .on_connect(OnConnect::Nothing)
-        .connect();
-    let app = connecting.await?;
+        .connect()
+        .await?;
     let admin = Router::new().nest("/admin", router(app.dead_letters()?, token));
     let failed = |error: io::Error| {
         Failure::Misused(format!(

@@ -1,20 +1,23 @@
 //! `tierline topology …`: each subcommand is a call into the library.
 
+use std::time::Duration;
+
 use serde_json::json;
-use tierline::amqp::{Connection, Management, apply, apply_with, doctor, doctor_with, spread};
+use tierline::amqp::{
+    Applied, Connection, Management, Report, apply, apply_with, doctor, doctor_with, spread,
+};
+use tierline::moving::{Mover, TierMove};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
 use tierline::topology::{QUORUM_PRIORITIES_SINCE, Version};
-use tierline::{Error, Topology};
+use tierline::{Error, Topology, backlog};
 
-use crate::arguments;
-use crate::output::{Output, count};
+use crate::arguments::{self, read_duration};
+use crate::connect::{NAME, needs_broker, no_broker};
+use crate::output::{Failure, Output, Partial, count};
 use crate::secret::Secret;
 
-/// The connection name that the management UI shows.
-const NAME: &str = "tierline command";
-
-pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
+pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Failure> {
     use arguments::Topology as Command;
     let topology = Topology::load(&command.input().file)?;
     match command {
@@ -22,23 +25,48 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
         Command::Plan {
             broker_version,
             broker,
+            database,
+            ..
+        } => run_plan(&topology, broker_version, &broker, &database).await,
+        Command::Apply {
+            nodes,
+            management,
+            database,
+            ..
+        } => run_apply(&topology, &nodes, &management, &database).await,
+        Command::Doctor {
+            broker,
+            management,
+            database,
+            long_transaction,
             ..
         } => {
-            let version = match (broker_version, broker.amqp) {
-                (Some(version), _) => version,
-                (None, Some(url)) => ask(url.expose()).await?,
-                // No newer version has a feature that a file can ask for.
-                (None, None) => QUORUM_PRIORITIES_SINCE,
-            };
-            let plan = Plan::new(&topology, version)?;
-            Ok(Output::well(plan.to_string(), json!(plan)))
+            let long_transaction = read_duration("--long-transaction", &long_transaction)?;
+            let broker = examine_broker(&topology, &broker, &management).await?;
+            let database = examine_database(&topology, &database, long_transaction).await?;
+            let report = broker.and(database);
+            Ok(Output {
+                text: report.to_string(),
+                json: json!(report),
+                is_well: report.is_well(),
+            })
         }
-        Command::Apply {
-            nodes, management, ..
-        } => run_apply(&topology, &nodes, &management).await,
-        Command::Doctor {
-            broker, management, ..
-        } => run_doctor(&topology, &broker, &management).await,
+        Command::Move {
+            tier,
+            dry_run,
+            assume_acknowledged,
+            broker,
+            management,
+            database,
+            ..
+        } => {
+            let mut mover = Mover::new(&topology);
+            if assume_acknowledged {
+                mover = mover.assume_acknowledged();
+            }
+            let servers = (&broker, &management, &database);
+            run_move(mover, tier.as_deref(), dry_run, servers).await
+        }
         Command::Export {
             vhost,
             permissions: true,
@@ -46,7 +74,7 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Error> {
         } => Ok(permissions(&topology, &vhost)),
         Command::Export {
             vhost, no_users, ..
-        } => export(&topology, &vhost, no_users),
+        } => Ok(export(&topology, &vhost, no_users)?),
     }
 }
 
@@ -64,45 +92,234 @@ fn check(topology: &Topology) -> Output {
     Output::well(text, json)
 }
 
+async fn run_plan(
+    topology: &Topology,
+    broker_version: Option<Version>,
+    broker: &arguments::OptionalBroker,
+    database: &arguments::OptionalDatabase,
+) -> Result<Output, Failure> {
+    let mut texts = Vec::new();
+    let mut json = json!({ "app": topology.app() });
+    if needs_broker(topology) {
+        let version = match (broker_version, &broker.amqp) {
+            (Some(version), _) => version,
+            (None, Some(url)) => ask(url.expose()).await?,
+            // No newer version has a feature that a file can ask for.
+            (None, None) => QUORUM_PRIORITIES_SINCE,
+        };
+        let plan = Plan::new(topology, version)?;
+        texts.push(plan.to_string());
+        json = json!(plan);
+    }
+    if needs_database(topology) {
+        let (text, planned) = match database.open()? {
+            Some(database) => {
+                let plan = backlog::plan(&database, topology).await?;
+                (plan.to_string(), json!(plan))
+            }
+            None => {
+                let tiers = postgres_tiers(topology);
+                let count = count(tiers.len(), "tier");
+                let names = tiers.join(", ");
+                let text = format!("{count} in Postgres: {names}\nnot checked: {GIVE_DATABASE}\n");
+                (
+                    text,
+                    json!({ "tiers": tiers, "not_checked": GIVE_DATABASE }),
+                )
+            }
+        };
+        texts.push(text);
+        json["postgres"] = planned;
+    }
+    Ok(Output::well(texts.join("\n"), json))
+}
+
 async fn run_apply(
     topology: &Topology,
     nodes: &arguments::Nodes,
     management: &arguments::Management,
-) -> Result<Output, Error> {
+    database: &arguments::OptionalDatabase,
+) -> Result<Output, Failure> {
     let management = management.open()?;
+    let database = match needs_database(topology) {
+        true => Some(database.open()?.ok_or_else(|| no_database(topology))?),
+        false => None,
+    };
+    if needs_broker(topology) && nodes.amqp.is_empty() {
+        return Err(no_broker(topology));
+    }
+    let mut output = Output::well(String::new(), json!({}));
+    // The database first: a broker with other arguments ends the command.
+    if let Some(database) = database {
+        let applied = backlog::apply(&database, topology).await?;
+        output.text = applied.to_string();
+        output.json["postgres"] = json!(applied);
+    }
+    if needs_broker(topology) {
+        let applied = apply_broker(topology, nodes, management.as_ref()).await?;
+        output.text = format!("{applied}\n{}", output.text);
+        output.is_well = applied.unreachable.is_empty();
+        let postgres = output.json["postgres"].take();
+        output.json = json!(applied);
+        if !postgres.is_null() {
+            output.json["postgres"] = postgres;
+        }
+    }
+    Ok(output)
+}
+
+async fn apply_broker(
+    topology: &Topology,
+    nodes: &arguments::Nodes,
+    management: Option<&Management>,
+) -> Result<Applied, Error> {
     let urls: Vec<_> = nodes.amqp.iter().map(Secret::expose).collect();
     let connection = open_any(&urls).await?;
     let plan = Plan::new(topology, connection.version())?;
     spread(&connection, &urls, NAME, &plan).await;
-    let applied = match &management {
+    let applied = match management {
         Some(management) => apply_with(&connection, &plan, management).await,
         None => apply(&connection, &plan).await,
     };
     connection.close().await;
-    applied.map(|applied| Output {
-        text: applied.to_string(),
-        json: json!(applied),
-        is_well: applied.unreachable.is_empty(),
-    })
+    applied
 }
 
-async fn run_doctor(
+/// The report is empty if no tier is on the broker.
+async fn examine_broker(
     topology: &Topology,
-    broker: &arguments::Broker,
+    broker: &arguments::OptionalBroker,
     management: &arguments::Management,
-) -> Result<Output, Error> {
+) -> Result<Report, Failure> {
     let management = management.open()?;
-    let connection = Connection::open(broker.amqp.expose(), NAME).await?;
+    if !needs_broker(topology) {
+        return Ok(Report::default());
+    }
+    let url = broker.amqp.as_ref().ok_or_else(|| no_broker(topology))?;
+    let connection = Connection::open(url.expose(), NAME).await?;
     let report = match &management {
         Some(management) => doctor_with(&connection, topology, management).await,
         None => doctor(&connection, topology).await,
     };
     connection.close().await;
-    report.map(|report| Output {
-        text: report.to_string(),
-        json: json!(report),
-        is_well: report.is_well(),
-    })
+    Ok(report?)
+}
+
+/// Without tiers in Postgres the database may still have tasks of tiers that were there.
+async fn examine_database(
+    topology: &Topology,
+    database: &arguments::OptionalDatabase,
+    long_transaction: Duration,
+) -> Result<Report, Failure> {
+    let needs_database = needs_database(topology);
+    let mut report = Report::default();
+    match database.open()? {
+        Some(database) => match backlog::doctor(&database, topology, long_transaction).await {
+            Ok(found) => report = found,
+            Err(error) if needs_database => return Err(error.into()),
+            Err(error) => {
+                let not_checked = format!("tasks left in Postgres: {error}");
+                report.not_checked.push(not_checked);
+            }
+        },
+        None if needs_database && needs_broker(topology) => {
+            let not_checked = format!("the tiers in Postgres: {GIVE_DATABASE}");
+            report.not_checked.push(not_checked);
+        }
+        None if needs_database => return Err(no_database(topology)),
+        None => {}
+    }
+    Ok(report)
+}
+
+const GIVE_DATABASE: &str = "give their database with --postgres or DATABASE_URL";
+
+fn no_database(topology: &Topology) -> Failure {
+    let tiers = postgres_tiers(topology).join(", ");
+    Failure::Misused(format!(
+        "the file has tiers in Postgres ({tiers}): {GIVE_DATABASE}"
+    ))
+}
+
+fn needs_database(topology: &Topology) -> bool {
+    !postgres_tiers(topology).is_empty()
+}
+
+fn postgres_tiers(topology: &Topology) -> Vec<&str> {
+    let tiers = topology.tiers_using_postgres();
+    tiers.map(|tier| tier.name.as_str()).collect()
+}
+
+async fn run_move(
+    mut mover: Mover<'_>,
+    tier: Option<&str>,
+    dry_run: bool,
+    (broker, management, database): (
+        &arguments::OptionalBroker,
+        &arguments::Management,
+        &arguments::OptionalDatabase,
+    ),
+) -> Result<Output, Failure> {
+    let management = management.open()?;
+    let connection = match &broker.amqp {
+        Some(url) => Some(Connection::open(url.expose(), NAME).await?),
+        None => None,
+    };
+    let database = database.open()?;
+    if let Some(connection) = &connection {
+        mover = mover.broker(connection);
+    }
+    if let Some(management) = &management {
+        mover = mover.management(management);
+    }
+    if let Some(database) = &database {
+        mover = mover.database(database);
+    }
+    let (moved, failed) = move_all(mover, tier, dry_run).await;
+    if let Some(connection) = connection {
+        connection.close().await;
+    }
+    if moved.is_empty() {
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let text = "no tier of the file has formerly: nothing moves";
+        return Ok(Output::well(text.to_owned(), json!([])));
+    }
+    let texts: Vec<_> = moved.iter().map(ToString::to_string).collect();
+    let done = Output {
+        text: texts.join("\n"),
+        is_well: !moved.iter().any(TierMove::waits),
+        json: json!(moved),
+    };
+    match failed {
+        Some(error) => Err(Failure::Partly(Box::new(Partial { done, error }))),
+        None => Ok(done),
+    }
+}
+
+/// The tiers that were moved, and the error that ended the moves.
+async fn move_all(
+    mover: Mover<'_>,
+    tier: Option<&str>,
+    dry_run: bool,
+) -> (Vec<TierMove>, Option<Error>) {
+    let tiers: Vec<&str> = match tier {
+        Some(tier) => vec![tier],
+        None => mover.tiers().collect(),
+    };
+    let mut moved = Vec::new();
+    for tier in tiers {
+        let result = match dry_run {
+            true => mover.dry_run(tier).await,
+            false => mover.run(tier).await,
+        };
+        match result {
+            Ok(done) => moved.push(done),
+            Err(error) => return (moved, Some(error)),
+        }
+    }
+    (moved, None)
 }
 
 fn export(topology: &Topology, vhost: &str, no_users: bool) -> Result<Output, Error> {
@@ -144,7 +361,7 @@ impl arguments::Management {
     }
 }
 
-/// Connects to the first node that answers. Clap has made sure that there is one.
+/// Connects to the first node that answers. There is one.
 async fn open_any(urls: &[&str]) -> Result<Connection, Error> {
     let first = urls.first().copied().unwrap_or_default();
     let mut opened = Connection::open(first, NAME).await;

@@ -7,15 +7,22 @@ use crate::output::{self, Failure};
 
 /// Asks whether this many rows should change, unless --yes is given.
 pub(crate) fn confirm(operator: &Operator, what: &str, count: u64) -> Result<(), Failure> {
-    if operator.yes || count == 0 {
+    match count {
+        0 => Ok(()),
+        _ => confirm_change(operator, what, &output::count(count, "dead letter")),
+    }
+}
+
+/// Asks whether these things should change, unless --yes is given.
+pub(crate) fn confirm_change(operator: &Operator, what: &str, things: &str) -> Result<(), Failure> {
+    if operator.yes {
         return Ok(());
     }
-    let letters = output::count(count, "dead letter");
-    let missing = || Failure::Misused(format!("this would {what} {letters}; confirm with --yes"));
+    let missing = || Failure::Misused(format!("this would {what} {things}; confirm with --yes"));
     if !stdin().is_terminal() {
         return Err(missing());
     }
-    eprint!("{what} {letters}? [y/N] ");
+    eprint!("{what} {things}? [y/N] ");
     let mut answer = String::new();
     match stdin().read_line(&mut answer) {
         Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),

@@ -1,18 +1,19 @@
 //! `tierline dlq …`: each subcommand is a call into the library.
 
-mod confirm;
+pub(crate) mod confirm;
 mod show;
 
 use serde_json::json;
 use tierline::dead::{Canary, DeadLetters, Filter, Operation, OperationState, Page};
-use tierline::{Database, Error, OnConnect, Tierline, Topology};
+use tierline::{Error, Topology};
 
 use crate::arguments::{self, Dlq, read_duration};
+use crate::connect::builder;
 use crate::output::{Failure, Output};
 use confirm::{Bar, confirm};
 
 pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Failure> {
-    let database = Database::new(database.postgres.expose())?;
+    let database = database.open()?;
     let migrated = database.migrate().await;
     database.close().await;
     let migrated = migrated?;
@@ -22,18 +23,21 @@ pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Fa
 
 pub(crate) async fn run(command: Dlq) -> Result<Output, Failure> {
     let topology = Topology::load(&command.log().input.file)?;
-    let url = command.log().database.postgres.clone();
-    let url = url.expose();
+    let database = command.log().database.clone();
     match command {
-        Dlq::Redrive { .. } => redrive(command, topology, url).await,
-        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, url).await,
-        command => read(command, topology, url).await,
+        Dlq::Redrive { .. } => redrive(command, topology).await,
+        Dlq::Discard { .. } | Dlq::Purge { .. } => remove(command, topology, &database).await,
+        command => read(command, topology, &database).await,
     }
 }
 
 /// The subcommands that only read.
-async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Failure> {
-    let letters = DeadLetters::without_broker(topology, Database::new(url)?);
+async fn read(
+    command: Dlq,
+    topology: Topology,
+    database: &arguments::Database,
+) -> Result<Output, Failure> {
+    let letters = DeadLetters::without_broker(topology, database.open()?);
     match command {
         Dlq::List {
             filter,
@@ -72,7 +76,7 @@ async fn read(command: Dlq, topology: Topology, url: &str) -> Result<Output, Fai
     }
 }
 
-async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, Failure> {
+async fn redrive(command: Dlq, topology: Topology) -> Result<Output, Failure> {
     let Dlq::Redrive {
         log,
         broker,
@@ -91,15 +95,10 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
     };
     // Refused before anything is connected to.
     let canary_wait = read_duration("--canary-wait", &canary_wait)?;
-    // Deployments change the broker; a command does not.
-    let connecting = Tierline::builder(topology)
-        .amqp(broker.amqp.expose())
-        .postgres(url)
-        .connection_name("tierline command")
-        .on_connect(OnConnect::Nothing)
+    let app = builder(topology, &broker, &log.database)?
         .connect_timeout("0s")
-        .connect();
-    let app = connecting.await?;
+        .connect()
+        .await?;
     let letters = app
         .dead_letters()?
         .by(&operator.by)
@@ -138,8 +137,12 @@ async fn redrive(command: Dlq, topology: Topology, url: &str) -> Result<Output, 
     Ok(ended(&bulk.run().await?))
 }
 
-async fn remove(command: Dlq, topology: Topology, url: &str) -> Result<Output, Failure> {
-    let letters = DeadLetters::without_broker(topology, Database::new(url)?);
+async fn remove(
+    command: Dlq,
+    topology: Topology,
+    database: &arguments::Database,
+) -> Result<Output, Failure> {
+    let letters = DeadLetters::without_broker(topology, database.open()?);
     match command {
         Dlq::Discard {
             operator,

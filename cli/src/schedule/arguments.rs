@@ -2,8 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::arguments::{Broker, Input, Log};
-use crate::secret::Secret;
+use crate::arguments::{Input, Log, MapBroker, OptionalDatabase};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Schedule {
@@ -48,7 +47,7 @@ Example:
         #[command(flatten)]
         one: One,
         #[command(flatten)]
-        broker: Broker,
+        broker: MapBroker,
     },
 
     /// Pause a schedule until it is resumed, also across restarts
@@ -75,13 +74,6 @@ pub(crate) struct One {
     /// The operator, for the history
     #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
     pub(crate) by: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OptionalDatabase {
-    /// The database: postgres://user:password@host:5432/database
-    #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) postgres: Option<Secret>,
 }
 
 impl Schedule {

@@ -7,18 +7,18 @@ use std::time::SystemTime;
 use serde_json::json;
 use tierline::schedule::{ScheduleState, Schedules};
 use tierline::topology::Schedule;
-use tierline::{Database, Error, OnConnect, Tierline, Topology};
+use tierline::{Database, Error, Topology};
 
-use crate::output::Output;
+use crate::connect::builder;
+use crate::output::{Failure, Output};
 use crate::table::table;
 use arguments::{One, Schedule as Command};
 
-pub(crate) async fn run(command: Command) -> Result<Output, Error> {
+pub(crate) async fn run(command: Command) -> Result<Output, Failure> {
     let topology = Topology::load(&command.input().file)?;
     match command {
         Command::List { log } => {
-            let schedules =
-                Schedules::new(topology, Database::new(log.database.postgres.expose())?);
+            let schedules = Schedules::new(topology, log.database.open()?);
             let states = schedules.list().await?;
             Ok(Output::well(list(&states), json!({ "schedules": states })))
         }
@@ -28,19 +28,14 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
             count,
             ..
         } => {
-            let schedules = match &database.postgres {
-                Some(url) => in_force(topology, url.expose(), name.as_deref()).await?,
+            let schedules = match database.open()? {
+                Some(database) => in_force(topology, database, name.as_deref()).await?,
                 None => in_the_file(&topology, name.as_deref())?,
             };
             Ok(next(&schedules, count.into()))
         }
         Command::Run { one, broker } => {
-            // Deployments change the broker; a command does not.
-            let app = Tierline::builder(topology)
-                .amqp(broker.amqp.expose())
-                .postgres(one.log.database.postgres.expose())
-                .connection_name("tierline command")
-                .on_connect(OnConnect::Nothing)
+            let app = builder(topology, &broker, &one.log.database)?
                 .connect_timeout("0s")
                 .connect()
                 .await?;
@@ -69,17 +64,17 @@ pub(crate) async fn run(command: Command) -> Result<Output, Error> {
 
 impl One {
     fn schedules(&self, topology: Topology) -> Result<Schedules, Error> {
-        let database = Database::new(self.log.database.postgres.expose())?;
+        let database = self.log.database.open()?;
         Ok(Schedules::new(topology, database).by(&self.by))
     }
 }
 
 async fn in_force(
     topology: Topology,
-    url: &str,
+    database: Database,
     name: Option<&str>,
 ) -> Result<Vec<Schedule>, Error> {
-    let schedules = Schedules::new(topology, Database::new(url)?);
+    let schedules = Schedules::new(topology, database);
     let states = match name {
         Some(name) => vec![schedules.get(name).await?],
         None => schedules.list().await?,

@@ -16,6 +16,7 @@ fn tierline(arguments: &[&str]) -> Command {
         .arg("topology")
         .args(arguments)
         .env_remove("AMQP_URL")
+        .env_remove("DATABASE_URL")
         .env_remove("MANAGEMENT_URL")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -33,10 +34,10 @@ fn finished(output: Output) -> (i32, String, String) {
 }
 
 /// A file that is removed when the value is dropped.
-struct File(String);
+pub(crate) struct File(pub(crate) String);
 
 impl File {
-    fn new(name: &str, content: &str) -> Self {
+    pub(crate) fn new(name: &str, content: &str) -> Self {
         let name = format!("tierline-{name}-{}.toml", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, content).unwrap();
@@ -224,6 +225,82 @@ async fn ten_processes_apply_at_once_and_all_succeed() {
         );
     }
     assert_eq!(vhost.queue_names().await.unwrap().len(), 112);
+}
+
+#[tokio::test]
+async fn a_move_says_its_steps_refuses_what_would_lose_something_and_deletes_the_rest() {
+    let vhost = vhost().await;
+    let amqp = vhost.amqp_url();
+    assert_eq!(run(&["apply", HOTEL, "--amqp", amqp]).0, 0);
+    assert_eq!(
+        run(&["move", HOTEL, "--amqp", amqp]).1,
+        "no tier of the file has formerly: nothing moves\n"
+    );
+    let tier = "[tiers.low]\ngeneration = 2\nformerly = { queue = \"quorum\", generation = 1 }";
+    let hotel = std::fs::read_to_string(HOTEL).unwrap();
+    let moving = File::new("moving", &hotel.replacen("[tiers.low]", tier, 1));
+
+    let (code, out, _) = run(&["move", &moving.0, "low", "--amqp", amqp]);
+    assert_eq!(code, 1, "{out}");
+    assert!(
+        out.contains("waits: the quorum queue hotel.low.g2 is not there"),
+        "{out}"
+    );
+    assert_eq!(run(&["apply", &moving.0, "--amqp", amqp]).0, 0);
+
+    let dry = ["move", &moving.0, "--dry-run", "--amqp", amqp];
+    let (code, out, _) = run(&dry);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("--assume-acknowledged"), "{out}");
+    let (code, out, _) = run(&[&dry[..], &["--assume-acknowledged"]].concat());
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("to do: hotel.low is empty and unused, and can be deleted"),
+        "{out}"
+    );
+    assert!(
+        vhost
+            .queue_names()
+            .await
+            .unwrap()
+            .contains(&"hotel.low".to_owned())
+    );
+
+    let mut run_move = tierline(&["move", &moving.0, "low", "--amqp", amqp, "--json"]);
+    run_move.env(MANAGEMENT_URL, management());
+    let (code, out, _) = finished(run_move.output().unwrap());
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(out[0]["steps"][1]["state"], "done", "{out}");
+    assert!(
+        !vhost
+            .queue_names()
+            .await
+            .unwrap()
+            .contains(&"hotel.low".to_owned())
+    );
+    let (code, out, _) = run(&["move", &moving.0, "--amqp", amqp]);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("remove formerly from [tiers.low]"), "{out}");
+    assert_eq!(run(&["move", &moving.0, "lwo", "--amqp", amqp]).0, 4);
+    assert_eq!(run(&["move", &moving.0, "low"]).0, 1);
+
+    // The second tier needs a database. What was found of the first one is shown all the same.
+    let both = std::fs::read_to_string(&moving.0).unwrap();
+    let both = both.replacen(
+        "[tiers.bulk]\n",
+        "[tiers.bulk]\nformerly = \"postgres\"\n",
+        1,
+    );
+    let both = File::new("moving-both", &both);
+    let (code, out, err) = run(&["move", &both.0, "--amqp", amqp]);
+    assert_eq!(code, 1, "{err}");
+    assert!(out.contains("remove formerly from [tiers.low]"), "{out}");
+    assert!(err.contains("bulk"), "{err}");
+    let (code, out, _) = run(&["move", &both.0, "--amqp", amqp, "--json"]);
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &out["done"][0]["tier"]), (1, &"low".into()));
+    assert!(out["error"].is_string(), "{out}");
 }
 
 #[tokio::test]

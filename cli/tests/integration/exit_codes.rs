@@ -4,7 +4,7 @@
 
 use std::process::{Command, Stdio};
 
-use tierline_testbed::{database, vhost};
+use tierline_testbed::{PgBouncer, PoolMode, database, vhost};
 
 const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
 const NOWHERE: &str = "127.0.0.1:1";
@@ -134,5 +134,26 @@ async fn a_database_that_is_not_prepared_is_one_and_says_what_to_run() {
         let (code, said) = run(arguments, "amqp://127.0.0.1:1", database.url());
         assert_eq!(code, 1, "{arguments:?}: {said}");
         assert!(said.contains("tierline migrate"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_pooler_is_one_until_the_command_is_told_of_it() {
+    let database = database().await;
+    let pooler = PgBouncer::start(&database, PoolMode::Transaction, 2);
+    let pooler = pooler.await.unwrap();
+    for arguments in WITH_DATABASE.iter() {
+        let (code, said) = run(arguments, "amqp://127.0.0.1:1", pooler.url());
+        assert_eq!(code, 1, "{arguments:?}: {said}");
+        assert!(said.contains("--pooler"), "{arguments:?}: {said}");
+    }
+    let told = |arguments: &[&'static str]| [arguments, &["--pooler"]].concat();
+    for arguments in [
+        &["migrate"][..],
+        &["dlq", "list", HOTEL],
+        &["schedule", "list", HOTEL],
+    ] {
+        let (code, said) = run(&told(arguments), "", pooler.url());
+        assert_eq!(code, 0, "{arguments:?}: {said}");
     }
 }

@@ -5,5 +5,8 @@
 mod command;
 mod dlq;
 mod exit_codes;
+mod postgres_tiers;
 mod schedule;
 mod serve;
+mod tasks;
+mod without_broker;

@@ -36,7 +36,7 @@ impl Hotel {
         }
     }
 
-    /// Records that the broker has confirmed this task.
+    /// Records that this task is stored.
     pub(crate) fn note_confirmed(&self, receipt: &Receipt, task: &'static str) {
         self.ledger.note_confirmed(&receipt.id, task);
         self.meter.published(&receipt.id, task);

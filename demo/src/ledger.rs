@@ -42,7 +42,7 @@ pub(crate) struct Audit {
 }
 
 impl Ledger {
-    /// Records that the broker has confirmed this task.
+    /// Records that this task is stored.
     pub(crate) fn note_confirmed(&self, id: &TaskId, task: &'static str) {
         self.lock().entry(id.clone()).or_default().confirmed = Some(task);
     }

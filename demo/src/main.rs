@@ -1,5 +1,5 @@
 //! A night at the hotel: 75 tasks in six tiers, worked by four groups on a real broker and a real
-//! database. `cargo xtask demo` starts both and runs this.
+//! database, or with every tier in the database and no broker. `cargo xtask demo` starts the servers and runs this.
 
 mod flat;
 mod handlers;
@@ -24,7 +24,7 @@ use crate::pace::Pace;
 use crate::summary::side_by_side;
 use crate::view::{Screen, print};
 
-/// A night at the hotel, on the servers of AMQP_URL and DATABASE_URL.
+/// A night at the hotel, on the servers of AMQP_URL and DATABASE_URL; with --postgres on that of DATABASE_URL alone.
 #[derive(Parser)]
 struct Options {
     /// How long the night takes, about, in seconds.
@@ -33,6 +33,9 @@ struct Options {
     /// First the same night through one queue with one pool, and then both side by side.
     #[arg(long)]
     flat: bool,
+    /// Every tier in Postgres, and no broker.
+    #[arg(long)]
+    postgres: bool,
     /// The same seed gives the same night.
     #[arg(long, default_value_t = 2)]
     seed: u64,
@@ -40,7 +43,7 @@ struct Options {
 
 const BEGINNING: &str =
     "a night at the hotel: 75 tasks, seen by how urgent they are (Ctrl-C ends it)\n";
-const HINT: &str = "\nthe same night through one queue, beside this one: cargo xtask demo --flat\n";
+const WITHOUT_BROKER: &str = "every tier is in Postgres; there is no RabbitMQ\n";
 
 #[tokio::main]
 async fn main() {
@@ -66,12 +69,19 @@ async fn main() {
 
 /// Runs the night, and returns whether it succeeded.
 async fn run(options: Options) -> Result<bool> {
-    for variable in [AMQP_URL, DATABASE_URL] {
+    let needed: &[_] = match options.postgres {
+        true => &[DATABASE_URL],
+        false => &[AMQP_URL, DATABASE_URL],
+    };
+    for variable in needed {
         if std::env::var_os(variable).is_none() {
             bail!("{variable} is not set; `cargo xtask demo` starts the servers and sets it");
         }
     }
-    let hotel = hotel()?;
+    let hotel = match options.postgres {
+        true => hotel_in_postgres()?,
+        false => hotel()?,
+    };
     let screen = Screen::of_output();
     let stage = Stage {
         hotel: &hotel,
@@ -80,21 +90,31 @@ async fn run(options: Options) -> Result<bool> {
     };
     let slots = slots(&hotel);
     print(BEGINNING)?;
+    let mut place = "";
+    if options.postgres {
+        print(WITHOUT_BROKER)?;
+        place = " in Postgres";
+    }
     let flat = match options.flat {
         true => {
-            let title = format!("one queue, one pool of {slots} slots");
+            let title = format!("one queue{place}, one pool of {slots} slots");
             Some(stage.play(&title, flattened(&hotel)?).await?)
         }
         false => None,
     };
     let (tiers, groups) = (hotel.tiers().len(), hotel.groups().len());
-    let title = format!("{tiers} tiers, {groups} groups, {slots} slots");
+    let title = format!("{tiers} tiers{place}, {groups} groups, {slots} slots");
     let tiered = stage.play(&title, hotel.clone()).await?;
     print(&match &flat {
         Some(flat) => side_by_side(flat, &tiered, screen.has_colours()),
-        None => HINT.to_owned(),
+        None => hint(options.postgres),
     })?;
     Ok(tiered.is_well() && flat.is_none_or(|flat| flat.is_well()))
+}
+
+fn hint(postgres: bool) -> String {
+    let same = if postgres { "--postgres " } else { "" };
+    format!("\nthe same night through one queue, beside this one: cargo xtask demo {same}--flat\n")
 }
 
 /// The part that all nights share.
@@ -122,10 +142,24 @@ impl Stage<'_> {
     }
 }
 
+const MAP: &str = include_str!("../../topology/hotel.toml");
+
 /// The hotel's map.
 fn hotel() -> Result<Topology> {
-    let map = include_str!("../../topology/hotel.toml");
-    Ok(Topology::parse_named("topology/hotel.toml", map)?)
+    Ok(Topology::parse_named("topology/hotel.toml", MAP)?)
+}
+
+/// The hotel's map with every tier in Postgres.
+fn hotel_in_postgres() -> Result<Topology> {
+    let map = ["classic", "quorum"]
+        .iter()
+        .fold(MAP.to_owned(), |map, kind| {
+            map.replace(&format!("queue = \"{kind}\""), "queue = \"postgres\"")
+        });
+    Ok(Topology::parse_named(
+        "topology/hotel.toml in Postgres",
+        map,
+    )?)
 }
 
 /// Completes when this process receives a shutdown signal.
@@ -140,4 +174,26 @@ async fn interrupted() -> Result<()> {
     }
     eprintln!("ending, and removing what was made on the servers");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use tierline::topology::{MappedTask, Tier};
+
+    #[test]
+    fn the_hotel_in_postgres_differs_in_nothing_but_where_its_tiers_are() {
+        let (hotel, moved) = (hotel().unwrap(), hotel_in_postgres().unwrap());
+        assert_eq!(hotel.broker_tiers().count(), 6);
+        assert_eq!(moved.postgres_tiers().count(), 6);
+        let tier_of = |task: &MappedTask| (task.name.clone(), task.tier.clone());
+        let both = [&hotel, &moved].map(|map| map.tasks().iter().map(tier_of).collect::<Vec<_>>());
+        assert_eq!(both[0], both[1]);
+        assert_eq!(hotel.groups(), moved.groups());
+        let urgency = |tier: &Tier| (tier.name.clone(), tier.slo, tier.weight);
+        let both = [&hotel, &moved].map(|map| map.tiers().iter().map(urgency).collect::<Vec<_>>());
+        assert_eq!(both[0], both[1]);
+    }
 }

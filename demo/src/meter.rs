@@ -28,7 +28,7 @@ struct State {
 enum Stage {
     Waiting,
     Running,
-    /// It waits for its retry in a delay queue.
+    /// It waits for its retry.
     Delayed,
     Dead,
     Expired,

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
+use tierline::backlog::TaskFilter;
 use tierline::dead::{
     Canary, DeadLetters, FailureGroup, Filter, OperationState, Page, RootCause, State, Summary,
 };
 use tierline::{TaskId, Tierline, Topology};
+use tierline_testbed::Vhost;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
 
@@ -28,6 +30,8 @@ use crate::view::{Screen, Sight};
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How many groups of dead letters the operator reads.
 const GROUPS: u16 = 100;
+/// How many rows of tiers in Postgres are counted at once.
+const PAGE: u16 = 500;
 /// How long to wait for a canary.
 const CANARY_WAIT: Duration = Duration::from_secs(20);
 
@@ -52,18 +56,32 @@ pub(crate) struct Ending {
     pub(crate) dead: Vec<Summary>,
     /// Publishes that ended in an error, for which nothing is guaranteed.
     pub(crate) refused: usize,
-    pub(crate) queues: usize,
-    pub(crate) left_in_queues: u32,
+    pub(crate) left: Left,
 }
 
-/// Runs a night on its own virtual host and database, which are always removed.
+/// What has not ended when the night is over.
+pub(crate) enum Left {
+    /// Messages on the broker.
+    InQueues { messages: u32, queues: usize },
+    /// Rows in Postgres.
+    InTables { rows: usize },
+}
+
+/// Runs a night on its own database, and its own virtual host if the map has tiers on the broker. Both are always
+/// removed.
 pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
-    let vhost = tierline_testbed::vhost().await;
+    let vhost = match setting.map.broker_tiers().next() {
+        Some(_) => Some(tierline_testbed::vhost().await),
+        None => None,
+    };
     let database = tierline_testbed::database().await;
     let hotel = Hotel::new(setting.hotel, setting.pace);
     let meter = hotel.meter.clone();
-    let app = Tierline::builder(setting.map)
-        .amqp(vhost.amqp_url())
+    let mut builder = Tierline::builder(setting.map);
+    if let Some(vhost) = &vhost {
+        builder = builder.amqp(vhost.amqp_url());
+    }
+    let app = builder
         .postgres(database.url())
         .registry(tasks::registry(setting.pace)?)
         .data(hotel.clone())
@@ -85,7 +103,10 @@ pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
     let refused = night.work_through(setting.scenes).await?;
     let took = night.begin.elapsed();
     let dead = night.dead_letters().await?;
-    let queues = vhost.queues().await?;
+    let left = match &vhost {
+        Some(vhost) => left_in_queues(vhost).await?,
+        None => night.left_in_tables().await?,
+    };
     Ok(Ending {
         title: setting.title.to_owned(),
         took,
@@ -93,8 +114,15 @@ pub(crate) async fn play(setting: Setting<'_>) -> Result<Ending> {
         audit: night.audit(&dead),
         dead,
         refused,
+        left,
+    })
+}
+
+async fn left_in_queues(vhost: &Vhost) -> Result<Left> {
+    let queues = vhost.queues().await?;
+    Ok(Left::InQueues {
+        messages: queues.iter().map(|queue| queue.depth).sum(),
         queues: queues.len(),
-        left_in_queues: queues.iter().map(|queue| queue.depth).sum(),
     })
 }
 
@@ -264,6 +292,21 @@ impl Night<'_> {
             fate => fate,
         };
         self.hotel.ledger.audit(fate)
+    }
+
+    /// Counts the rows of all tiers: ready, scheduled and running.
+    async fn left_in_tables(&self) -> Result<Left> {
+        let backlog = self.app.backlog()?;
+        let (mut rows, mut next) = (0, None);
+        loop {
+            let everything = TaskFilter::default();
+            let page = backlog.list(&everything, next.as_deref(), PAGE).await?;
+            rows += page.tasks.len();
+            next = page.next;
+            if next.is_none() {
+                return Ok(Left::InTables { rows });
+            }
+        }
     }
 
     fn open(&self) -> String {

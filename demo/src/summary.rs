@@ -1,18 +1,18 @@
 //! The summary: every tier against its SLO, the audit of all confirmed tasks, and the two
 //! nights side by side.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use tierline::dead::Summary;
 
 use crate::meter::Figures;
-use crate::night::Ending;
+use crate::night::{Ending, Left};
 use crate::view::{judged_p99, slo, slo_alone, wait, wait_p99};
 
 impl Ending {
-    /// Whether every confirmed task has a known end and all queues are empty.
+    /// Whether every confirmed task has a known end and nothing is left on the servers.
     pub(crate) fn is_well(&self) -> bool {
-        self.audit.lost.is_empty() && self.left_in_queues == 0
+        self.audit.lost.is_empty() && self.left.is_nothing()
     }
 
     /// The night in a table and a few lines.
@@ -38,8 +38,11 @@ impl Ending {
         };
         let _ = write!(
             text,
-            "{verdict}: {} confirmed by the broker = {} done + {} dead",
-            audit.confirmed, audit.done, audit.dead
+            "{verdict}: {} {} = {} done + {} dead",
+            audit.confirmed,
+            self.left.stored(),
+            audit.done,
+            audit.dead
         );
         for (count, what) in [
             (audit.expired, "expired"),
@@ -49,11 +52,7 @@ impl Ending {
                 let _ = write!(text, " + {count} {what}");
             }
         }
-        let _ = writeln!(
-            text,
-            "\n  {} ran twice, {} messages are left in {} queues",
-            audit.repeated, self.left_in_queues, self.queues
-        );
+        let _ = writeln!(text, "\n  {} ran twice, {}", audit.repeated, self.left);
         for lost in &audit.lost {
             let _ = writeln!(text, "  lost: {lost}");
         }
@@ -66,6 +65,37 @@ impl Ending {
                 "  {} publishes were refused, and promise nothing",
                 self.refused
             );
+        }
+    }
+}
+
+impl Left {
+    fn is_nothing(&self) -> bool {
+        match self {
+            Left::InQueues { messages, .. } => *messages == 0,
+            Left::InTables { rows } => *rows == 0,
+        }
+    }
+
+    /// How the tasks were stored.
+    fn stored(&self) -> &'static str {
+        match self {
+            Left::InQueues { .. } => "confirmed by the broker",
+            Left::InTables { .. } => "committed in Postgres",
+        }
+    }
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Left::InQueues { messages, queues } => {
+                write!(out, "{messages} messages are left in {queues} queues")
+            }
+            Left::InTables { rows } => write!(
+                out,
+                "{rows} rows are left in the tables of ready, scheduled and running tasks"
+            ),
         }
     }
 }

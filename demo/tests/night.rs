@@ -50,6 +50,20 @@ fn a_night_through_one_queue_and_one_with_tiers_lose_nothing() {
     assert_eq!(figures.count(), 3, "the SLO and two figures: {words:?}");
 }
 
+#[test]
+fn a_night_in_postgres_needs_no_broker_and_loses_nothing() {
+    let mut command = demo(&["--seconds", "5", "--postgres", "--flat"]);
+    let output = command.env_remove(AMQP_URL).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let committed = text.lines().filter(|line| {
+        line.starts_with("nothing lost: ") && line.contains(" committed in Postgres = ")
+    });
+    assert_eq!(committed.count(), 2, "{text}");
+    assert_eq!(text.matches(", 0 rows are left in").count(), 2, "{text}");
+    assert!(!text.contains("broker"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_night_that_is_interrupted_leaves_nothing_on_the_servers() {
     let mut command = demo(&["--seconds", "60"]);

@@ -12,11 +12,12 @@ use crate::cargo::{cargo, step};
 use crate::root;
 
 /// What runs where no benchmark is named.
-const ALL: [&str; 6] = [
+const ALL: [&str; 7] = [
     "publish",
     "publish-faults",
     "work",
     "suspect",
+    "backlog",
     "dead",
     "schedule",
 ];
@@ -28,7 +29,7 @@ const PACKAGE: &str = "--package=tierline-benchmarks";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, dead,
+    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, backlog, dead,
     /// schedule, peers, soak, frames. Unless named, all but the last three run one after another, and
     /// target/benchmarks/all.json holds what they found.
     name: Option<String>,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers};
+use tierline_testbed::{AMQP_URL, DATABASE_URL, MANAGEMENT_URL, PgBouncer, Servers};
 
 use crate::cargo::{cargo, patient, step};
 use crate::programs::{self, Program};
@@ -23,7 +23,14 @@ pub(crate) async fn run(name: Option<&str>) -> Result<()> {
     }
     let compose_file = root()?.join("docker-compose.yml");
     // The servers start while the compiler works.
-    let provide = Servers::provide(&compose_file);
+    let provide = async {
+        let servers = Servers::provide(&compose_file).await?;
+        // The tests that need it say so too.
+        if let Err(error) = PgBouncer::provide().await {
+            eprintln!("tests behind PgBouncer will fail: {error:#}");
+        }
+        Ok(servers)
+    };
     let (servers, programs) = tokio::try_join!(provide, build(name))?;
 
     let variables = [

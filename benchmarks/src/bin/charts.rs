@@ -13,8 +13,7 @@ const PAGE: &str = "README.md";
 const HOW: &str = "All contenders took turns on the same broker, each in processes of its own, with persistent messages,
 publisher confirms and acknowledgements after the work. tierline's tasks that do nothing wait in a classic
 queue without priorities, of the same kind as the others', and in another row in a quorum queue, which its
-guide advises where no priorities are needed. On the classic queue apalis-amqp is the faster one to drain: its
-messages carry next to nothing beside their payload, and RabbitMQ 3.10 has less to do for them.
+guide advises where no priorities are needed.
 ";
 
 #[tokio::main]

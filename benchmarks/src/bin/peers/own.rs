@@ -69,6 +69,7 @@ async fn fill(app: Tierline, task: &str, count: usize) -> Result<()> {
     let publisher = app.publisher();
     let requests: Result<Vec<_>> = (0..count).map(|number| request(task, number)).collect();
     let requests = requests?;
+    publish_before(&app, task).await?;
     // As an app does it: in a task of the runtime.
     let run = tokio::spawn(async move {
         let begin = Instant::now();
@@ -81,7 +82,16 @@ async fn fill(app: Tierline, task: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
+/// The first task opens the connections of its group. The others publish one before the time is taken, too.
+async fn publish_before(app: &Tierline, task: &str) -> Result<()> {
+    // Its handler notes nothing.
+    let request = request(task, NOTES_EVERY + 1)?;
+    app.publisher().publish(request).await?;
+    Ok(())
+}
+
 async fn many(app: Tierline, task: &str, count: usize) -> Result<()> {
+    publish_before(&app, task).await?;
     let begin = Instant::now();
     let requests = stream::iter(0..count).filter_map(async |number| request(task, number).ok());
     let mut outcomes = std::pin::pin!(app.publish_many(requests));

@@ -29,6 +29,15 @@ pub(crate) struct Batch {
     pub(crate) ranks: Vec<RankStart>,
 }
 
+impl Batch {
+    /// Whether this process claimed a row, lost its lease, claimed it again, and ends both runs.
+    fn ends_an_id_twice(&self) -> bool {
+        let mut ids: Vec<Uuid> = column(&self.done, |(run, _)| run.id);
+        ids.sort_unstable();
+        ids.windows(2).any(|pair| pair[0] == pair[1])
+    }
+}
+
 /// From which due time on a rank has rows. Rows that other transactions add before it are found later.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RankStart {
@@ -41,21 +50,17 @@ pub(crate) struct RankStart {
 ///
 /// Rows that are locked are deleted by their place in the table, which no other transaction can change then.
 ///
-/// Runs are found by `id = ANY`, besides the join with their tokens: Postgres may otherwise take `running` for small, and
-/// scan all of it for each statement.
+/// Runs are found by `id = ANY`, also where they are joined with their tokens: Postgres may otherwise take `running` for
+/// small, and scan all of it for each statement.
 ///
 /// The scan of each rank begins where its rows begin. Before that are entries of rows that were deleted, and while
 /// some transaction holds an old snapshot, nobody can remove them.
 macro_rules! claim {
-    ($ended:literal, $kept:literal, $on_conflict:literal) => {
+    ($settle:expr, $on_conflict:literal) => {
         concat!(
-            "WITH done AS ( \
-        DELETE FROM tierline.running USING ",
-            $ended,
-            " WHERE running.id = ANY($3::uuid[]) AND running.id = ended.id AND running.token = ended.token \
-        ",
-            $kept,
-            "), begun AS ( \
+            "WITH ",
+            $settle,
+            ", begun AS ( \
         UPDATE tierline.running SET is_begun = true FROM unnest($5::uuid[], $6::bigint[]) AS started (id, token) \
         WHERE running.id = ANY($5::uuid[]) AND running.id = started.id AND running.token = started.token \
     ), picked AS MATERIALIZED ( \
@@ -83,47 +88,54 @@ macro_rules! claim {
     };
 }
 
-/// What a claim does beside ending runs, in a tier that keeps its tasks: those that still belonged to this process, and
-/// have come to an end, are kept. $14 are their endings and $15 the name of the worker.
-macro_rules! claim_and_keep {
-    ($on_conflict:literal) => {
-        claim!(
-            "unnest($3::uuid[], $4::bigint[], $14::text[]) AS ended (id, token, ending)",
-            "RETURNING running.*, ended.ending ), kept AS ( \
+/// Ends the runs $3 whose tokens $4 are still theirs, where no id is in $3 twice.
+macro_rules! done_once {
+    () => {
+        "done AS ( DELETE FROM tierline.running \
+            WHERE id = ANY($3::uuid[]) AND token = ($4::bigint[])[array_position($3::uuid[], id)] )"
+    };
+}
+
+/// The same where an id may be there twice. It costs a tenth of a claim.
+macro_rules! done {
+    () => {
+        "done AS ( DELETE FROM tierline.running USING unnest($3::uuid[], $4::bigint[]) AS ended (id, token) \
+            WHERE running.id = ANY($3::uuid[]) AND running.id = ended.id AND running.token = ended.token )"
+    };
+}
+
+/// The same in a tier that keeps its tasks: those that still belonged to this process, and have come to an end, are
+/// kept. $14 are their endings and $15 the name of the worker.
+macro_rules! done_and_kept {
+    () => {
+        "done AS ( \
+        DELETE FROM tierline.running USING unnest($3::uuid[], $4::bigint[], $14::text[]) AS ended (id, token, ending) \
+        WHERE running.id = ANY($3::uuid[]) AND running.id = ended.id AND running.token = ended.token \
+        RETURNING running.*, ended.ending \
+    ), kept AS ( \
         INSERT INTO tierline.finished \
             (id, finished_at, backlog, rank, due_at, ending, worker, task, name, properties, payload) \
         SELECT id, now(), backlog, rank, due_at, ending, $15, task, name, properties, payload \
-        FROM done WHERE ending IS NOT NULL ON CONFLICT (id, finished_at) DO NOTHING \
-    ",
-            $on_conflict
-        )
+        FROM done WHERE ending IS NOT NULL ON CONFLICT (id, finished_at) DO NOTHING )"
     };
 }
 
 /// The texts of a claim.
 struct ClaimStatement {
     usual: &'static str,
-    /// The same where a row may be running already. The check costs a tenth of a claim, so it is made only after a
-    /// claim has failed because of such a row.
-    beside_twins: &'static str,
+    /// The same where a run may end that this process has claimed twice, or a row may be running already. These checks
+    /// cost a tenth of a claim each.
+    careful: &'static str,
 }
 
 const CLAIM: ClaimStatement = ClaimStatement {
-    usual: claim!(
-        "unnest($3::uuid[], $4::bigint[]) AS ended (id, token)",
-        "",
-        ""
-    ),
-    beside_twins: claim!(
-        "unnest($3::uuid[], $4::bigint[]) AS ended (id, token)",
-        "",
-        "ON CONFLICT (id) DO NOTHING "
-    ),
+    usual: claim!(done_once!(), ""),
+    careful: claim!(done!(), "ON CONFLICT (id) DO NOTHING "),
 };
 /// For tiers that keep their tasks: the others do not pay for it.
 const CLAIM_AND_KEEP: ClaimStatement = ClaimStatement {
-    usual: claim_and_keep!(""),
-    beside_twins: claim_and_keep!("ON CONFLICT (id) DO NOTHING "),
+    usual: claim!(done_and_kept!(), ""),
+    careful: claim!(done_and_kept!(), "ON CONFLICT (id) DO NOTHING "),
 };
 
 /// Settles and claims rows of a tier, and returns those that were claimed, in order. A run that belonged to another
@@ -150,9 +162,12 @@ pub(crate) async fn claim_and_settle(
         keeper,
         batch,
     };
+    if batch.ends_an_id_twice() {
+        return claiming.execute(statement.careful, connection).await;
+    }
     match claiming.execute(statement.usual, connection).await {
         Err(sqlx::Error::Database(said)) if said.is_unique_violation() => {
-            claiming.execute(statement.beside_twins, connection).await
+            claiming.execute(statement.careful, connection).await
         }
         claimed => claimed,
     }

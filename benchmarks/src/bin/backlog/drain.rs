@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use sqlx::Executor;
-use tierline_benchmarks::{Comparison, Report};
+use sqlx::PgPool;
+use tierline_benchmarks::{Comparison, Figures, Report};
 
 use crate::plain;
 use crate::scene::Scene;
@@ -37,5 +38,63 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
         .run(rounds)
         .await?;
     report.add(measured);
+
+    // In rounds of their own: to ask the server what it wrote takes a moment, which counts in no rate.
+    let written = Written::by(&scene.pool, count, async || {
+        plain::fill(&scene.pool, count).await?;
+        tidy().await?;
+        let before = Written::so_far(&scene.pool).await?;
+        plain::drain(scene.database.url(), 4, 32, count).await?;
+        Ok(before)
+    });
+    let of_plain = written.await?;
+    let written = Written::by(&scene.pool, count, async || {
+        scene.fill(count).await?;
+        tidy().await?;
+        let before = Written::so_far(&scene.pool).await?;
+        scene.work(count).await?;
+        Ok(before)
+    });
+    let of_tierline = written.await?;
+    let columns = ["bytes of WAL", "commits"];
+    let figures = Figures::new("Each task in Postgres, from its claim to its end", &columns)
+        .row(PLAIN, &of_plain)
+        .row("tierline", &of_tierline);
+    report.add(figures);
     Ok(())
+}
+
+/// What the server has written.
+struct Written {
+    wal: f64,
+    commits: f64,
+}
+
+impl Written {
+    async fn so_far(pool: &PgPool) -> Result<Self> {
+        // Sessions that are idle report what they did within a second; their last act is older by then.
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        let (wal, commits) = sqlx::query_as(
+            "SELECT (pg_current_wal_lsn() - '0/0')::float8, \
+                 (SELECT xact_commit::float8 FROM pg_stat_database WHERE datname = current_database())",
+        )
+        .fetch_one(pool)
+        .await?;
+        Ok(Self { wal, commits })
+    }
+
+    /// Bytes of WAL and commits for each of `count` tasks, since `work` looked.
+    async fn by(
+        pool: &PgPool,
+        count: usize,
+        work: impl AsyncFn() -> Result<Self>,
+    ) -> Result<[f64; 2]> {
+        let before = work().await?;
+        let after = Self::so_far(pool).await?;
+        let each = |before: f64, after: f64| (after - before) / count as f64;
+        Ok([
+            each(before.wal, after.wal),
+            each(before.commits, after.commits),
+        ])
+    }
 }

@@ -56,8 +56,9 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
         Ok(before)
     });
     let of_tierline = written.await?;
-    let columns = ["bytes of WAL", "commits"];
-    let figures = Figures::new("Each task in Postgres, from its claim to its end", &columns)
+    let columns = ["KB of WAL", "commits"];
+    let title = "A thousand tasks in Postgres, from their claim to their end";
+    let figures = Figures::new(title, &columns)
         .row(PLAIN, &of_plain)
         .row("tierline", &of_tierline);
     report.add(figures);
@@ -83,7 +84,7 @@ impl Written {
         Ok(Self { wal, commits })
     }
 
-    /// Bytes of WAL and commits for each of `count` tasks, since `work` looked.
+    /// KB of WAL and commits for a thousand of `count` tasks, since `work` looked.
     async fn by(
         pool: &PgPool,
         count: usize,
@@ -91,9 +92,9 @@ impl Written {
     ) -> Result<[f64; 2]> {
         let before = work().await?;
         let after = Self::so_far(pool).await?;
-        let each = |before: f64, after: f64| (after - before) / count as f64;
+        let each = |before: f64, after: f64| (after - before) * 1_000.0 / count as f64;
         Ok([
-            each(before.wal, after.wal),
+            each(before.wal, after.wal) / 1_000.0,
             each(before.commits, after.commits),
         ])
     }

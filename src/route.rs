@@ -36,7 +36,11 @@ pub(crate) enum Address {
 pub(crate) enum RouteRequest<'a> {
     /// A publish, or a due run of a schedule, with the priority that it asks for, if any. A priority
     /// that the tier does not have is an error.
-    Publish { priority: Option<u8> },
+    Publish {
+        priority: Option<u8>,
+        /// Whether it asks for what only Postgres can give: then it is a row, whatever its tier's home.
+        is_row: bool,
+    },
     /// A worker sends a delivery from the queue of `tier` again. If the map no longer has the task,
     /// the message stays in that tier.
     Retry { tier: &'a str, priority: u8 },
@@ -80,7 +84,8 @@ pub(crate) fn destination(
     };
     let tier = topology.tier(tier).ok_or_else(unmapped)?;
     let priority = priority(task, mapped, tier, request)?;
-    if !tier.home.is_on_broker() {
+    let asks_for_row = matches!(request, RouteRequest::Publish { is_row: true, .. });
+    if asks_for_row || !tier.home.is_on_broker() {
         return Ok(Destination {
             tier: tier.name.clone(),
             address: Address::Row { after: delay },
@@ -146,9 +151,10 @@ fn priority(
 ) -> Result<u8, Error> {
     let highest = tier.home.max_priority();
     let kept = match request {
-        RouteRequest::Publish { priority: None } => None,
+        RouteRequest::Publish { priority: None, .. } => None,
         RouteRequest::Publish {
             priority: Some(wanted),
+            ..
         } => match highest {
             Some(highest) if wanted <= highest => Some(wanted),
             Some(_) | None => {
@@ -228,6 +234,7 @@ mod tests {
     fn publish(priority: impl Into<Option<u8>>) -> RouteRequest<'static> {
         RouteRequest::Publish {
             priority: priority.into(),
+            is_row: false,
         }
     }
 
@@ -274,6 +281,26 @@ mod tests {
             let found = destination(&topology, oldest, "mail", request, year);
             assert_eq!(found.unwrap(), expected, "{request:?}");
         }
+    }
+
+    #[test]
+    fn a_publish_that_asks_for_a_row_gets_one_in_any_tier_with_any_delay() {
+        let year = Duration::from_secs(365 * 86_400);
+        for (task, priority, expected) in [("otp", Some(9), 9), ("otp", None, 8), ("mail", None, 4)]
+        {
+            let request = RouteRequest::Publish {
+                priority,
+                is_row: true,
+            };
+            let found = route_on("3.10.8", task, request, year).unwrap();
+            assert_eq!(found.address, Address::Row { after: year }, "{task}");
+            assert_eq!(found.priority, expected, "{task}");
+        }
+        let refused = RouteRequest::Publish {
+            priority: Some(11),
+            is_row: true,
+        };
+        assert!(route_on("3.10.8", "otp", refused, Duration::ZERO).is_err());
     }
 
     #[test]

@@ -402,10 +402,7 @@ impl Builder {
         let has_database = false;
         check_homes(&topology, !urls.is_empty(), has_database)?;
         #[cfg(feature = "postgres")]
-        let rows = match topology.postgres_tiers().next() {
-            Some(_) => database.clone().map(|it| RowWriters::new(it, &topology)),
-            None => None,
-        };
+        let rows = database.clone().map(|it| RowWriters::new(it, &topology));
         let from = Connections::Own {
             urls: urls.clone(),
             name: name.clone(),

@@ -87,6 +87,40 @@ impl Tierline {
         self.publisher.publish_many(requests)
     }
 
+    /// Publishes many tasks within the caller's own transaction, as [`within`](PublishBuilder::within) does with one: all of
+    /// them if it commits, else none. Gives their receipts in order.
+    ///
+    /// Every task is checked before the first is stored, so a task that could never be published changes nothing.
+    ///
+    /// ```no_run
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct SendReceipt { order: i64 }
+    /// # impl tierline::Task for SendReceipt { const NAME: &'static str = "email.receipt"; }
+    /// # async fn example(app: tierline::Tierline, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tierline::task::PublishRequest;
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// let requests: Result<Vec<_>, _> = (1..=100)
+    ///     .map(|order| PublishRequest::new(&SendReceipt { order }))
+    ///     .collect();
+    /// app.publish_many_within(requests?, &mut tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the first task that cannot be published; else as [`within`](PublishBuilder::within).
+    #[cfg(feature = "postgres")]
+    pub async fn publish_many_within(
+        &self,
+        requests: impl IntoIterator<Item = PublishRequest>,
+        connection: &mut sqlx::PgConnection,
+    ) -> Result<Vec<Receipt>, Error> {
+        self.publisher
+            .publish_many_within(requests, connection)
+            .await
+    }
+
     /// Ends publishing, for all clones of the app, within ten seconds; a later publish fails with
     /// [`Error::Closed`]. What is under way has five seconds for its confirm. Then the connections are closed, and
     /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks is

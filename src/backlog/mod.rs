@@ -8,12 +8,15 @@
 
 mod apply;
 mod claim;
+mod commits;
 mod count;
 mod doctor;
 mod due;
 pub(crate) mod error;
 mod finished;
+mod insert;
 mod inspect;
+mod room;
 mod row;
 mod task;
 mod writer;
@@ -32,7 +35,12 @@ pub(crate) use finished::remove_finished;
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use writer::{InsertFailure, RowWriters};
 
+use std::time::Duration;
+
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
+
+/// Workers are told of scheduled rows that fall due sooner than this.
+const NOTIFY_BELOW: Duration = Duration::from_millis(1_500);
 
 /// The channel of notifications about new rows. Their payload is the app and the tier, with a space between, and in how
 /// many milliseconds the first of them falls due, unless it is ready.
@@ -60,6 +68,25 @@ pub(crate) async fn add_backlogs(
     .bind(tiers)
     .fetch_all(connection)
     .await
+}
+
+/// The payload of a notification: a tier has rows that fall due after this time.
+fn notice(app: &str, tier: &str, after: Duration) -> String {
+    match after.as_millis() {
+        0 => format!("{app} {tier}"),
+        after => format!("{app} {tier} {after}"),
+    }
+}
+
+/// Tells workers about new rows. A statement of its own: within a transaction a notification takes a lock of the whole
+/// cluster until the commit.
+async fn notify(connection: &mut PgConnection<'_>, notices: &[String]) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT pg_notify($1, notice) FROM unnest($2::text[]) AS notice")
+        .bind(CHANNEL)
+        .bind(notices)
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 /// A connection for the statements of the backlog.

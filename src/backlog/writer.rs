@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::claim::seconds;
+use super::commits::CommitWatcher;
+use super::insert::insert_rows;
+use super::room::Room;
 use super::row::NewRow;
-use super::{CHANNEL, add_backlogs};
+use super::{NOTIFY_BELOW, add_backlogs, notice, notify};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
@@ -31,12 +33,6 @@ const WAITING_KIB: usize = 16 << 10;
 const LIMIT: Duration = Duration::from_secs(10);
 /// How soon after a notification of a tier the next one follows. A worker that is awake needs none.
 const NOTIFY_EVERY: Duration = Duration::from_millis(5);
-/// Workers are told of scheduled rows that fall due sooner than this.
-const NOTIFY_BELOW: Duration = Duration::from_millis(1_500);
-/// How often the rows of a full tier are counted at most.
-const COUNT_EVERY: Duration = Duration::from_millis(20);
-/// A process inserts one of so many parts of a tier's `max_length` before it counts the rows again.
-const LENGTH_PARTS: i64 = 200;
 
 /// Why a row was not inserted, as far as that is known.
 #[derive(Debug, Clone)]
@@ -53,18 +49,23 @@ pub(crate) enum InsertFailure {
     NotMigrated(Arc<str>),
 }
 
-/// A writer for each tier in Postgres. It is started by the first row.
+/// A writer for each tier. It is started by the first row.
 #[derive(Debug)]
 pub(crate) struct RowWriters {
     database: Database,
     app: Arc<str>,
     tiers: HashMap<String, WrittenTier>,
+    /// Tells workers of rows that a transaction of the caller's inserts, once it has committed.
+    commits: OnceLock<CommitWatcher>,
 }
 
 #[derive(Debug)]
 struct WrittenTier {
-    max_length: Option<u32>,
+    /// `None`: the tier has no `max_length`.
+    room: Option<Arc<Room>>,
     writer: OnceLock<RowWriter>,
+    /// Set when the database is known to have the tier, for rows that the caller's own connection inserts.
+    is_prepared: OnceCell<()>,
 }
 
 #[derive(Debug)]
@@ -110,10 +111,11 @@ impl Progress {
 
 impl RowWriters {
     pub(crate) fn new(database: Database, topology: &Topology) -> Self {
-        let tiers = topology.postgres_tiers().map(|tier| {
+        let tiers = topology.tiers().iter().map(|tier| {
             let written = WrittenTier {
-                max_length: tier.max_length,
+                room: tier.max_length.map(|most| Arc::new(Room::new(most))),
                 writer: OnceLock::new(),
+                is_prepared: OnceCell::new(),
             };
             (tier.name.clone(), written)
         });
@@ -121,6 +123,7 @@ impl RowWriters {
             database,
             app: topology.app().into(),
             tiers: tiers.collect(),
+            commits: OnceLock::new(),
         }
     }
 
@@ -132,7 +135,7 @@ impl RowWriters {
     ) -> Result<(), InsertFailure> {
         let unsent = || InsertFailure::NotSent("no statement could be sent in time".into());
         let Some(tier) = self.tiers.get(&row.tier) else {
-            return Err(InsertFailure::Refused("its tier is not in Postgres".into()));
+            return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
         let writer = tier.writer.get_or_init(|| self.open(&row.tier, tier));
         let kib = row.size().div_ceil(1 << 10).clamp(1, WAITING_KIB) as u32;
@@ -161,6 +164,96 @@ impl RowWriters {
         }
     }
 
+    /// Inserts rows on a connection of the caller's, within its transaction. Workers are told of them when it has
+    /// committed.
+    pub(crate) async fn insert_within(
+        &self,
+        connection: &mut sqlx::PgConnection,
+        rows: &[NewRow],
+        deadline: Instant,
+    ) -> Result<(), InsertFailure> {
+        let inserting = async {
+            let mut connection = PgConnection::of_caller(connection, self.database.pool());
+            let mut rest = rows;
+            while let Some((first, _)) = rest.split_first() {
+                let is_alike = |row: &&NewRow| {
+                    row.tier == first.tier && row.after.is_zero() == first.after.is_zero()
+                };
+                let mut bytes = 0;
+                let fits = |row: &&NewRow| {
+                    let fits = bytes < BATCH_BYTES;
+                    bytes += row.size();
+                    fits
+                };
+                let batch = rest.iter().take(BATCH_ROWS).take_while(is_alike);
+                let batch: Vec<&NewRow> = batch.take_while(fits).collect();
+                self.insert_batch_within(&mut connection, &batch).await?;
+                rest = &rest[batch.len()..];
+            }
+            Ok(())
+        };
+        match timeout_at(deadline, inserting).await {
+            Ok(Err(InsertFailure::Lost(cause))) => Err(InsertFailure::NotSent(cause)),
+            Ok(inserted) => inserted,
+            Err(_) => {
+                let why = "the database did not answer in time";
+                Err(InsertFailure::NotSent(why.into()))
+            }
+        }
+    }
+
+    /// Inserts rows of one tier that are all ready, or all due later.
+    async fn insert_batch_within(
+        &self,
+        connection: &mut PgConnection<'_>,
+        batch: &[&NewRow],
+    ) -> Result<(), InsertFailure> {
+        let tried = "publish within a transaction";
+        let failed = |error| failure(self.database.failed(tried, error));
+        let Some(first) = batch.first() else {
+            return Ok(());
+        };
+        let Some(tier) = self.tiers.get(&first.tier) else {
+            return Err(InsertFailure::Refused("its tier is not in the map".into()));
+        };
+        self.prepare(&first.tier, tier).await.map_err(failure)?;
+        let of = (&*self.app, first.tier.as_str());
+        if let Some(room) = &tier.room {
+            for _ in batch {
+                let is_admitted = match room.admit() {
+                    Some(is_admitted) => is_admitted,
+                    None => {
+                        room.count(connection, of).await.map_err(failed)?;
+                        room.admit().unwrap_or(Err(InsertFailure::Full))
+                    }
+                };
+                is_admitted?;
+            }
+        }
+        let transaction = insert_rows(connection, of, batch).await.map_err(failed)?;
+        if !self.database.is_behind_pooler() {
+            let watch = || CommitWatcher::start(&self.database, &self.app);
+            let commits = self.commits.get_or_init(watch);
+            let after = batch.iter().map(|row| row.after).min().unwrap_or_default();
+            commits.watch(transaction, &first.tier, after);
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the database knows a tier, on a connection of our own: in the caller's transaction, others that
+    /// publish to the tier for the first time would wait for its commit.
+    async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<(), Error> {
+        let preparing = tier.is_prepared.get_or_try_init(async || {
+            let adding = async {
+                let mut connection = self.database.pool().acquire().await?;
+                add_backlogs(&mut connection, &self.app, &[name]).await
+            };
+            let added = self.database.within(LIMIT, "add a tier", adding).await;
+            added.map(drop)
+        });
+        preparing.await.map(drop)
+    }
+
     fn open(&self, name: &str, tier: &WrittenTier) -> RowWriter {
         let (sender, inserts) = mpsc::unbounded_channel();
         let connection = WriterConnection {
@@ -168,9 +261,7 @@ impl RowWriters {
             app: self.app.clone(),
             tier: name.to_owned(),
             is_prepared: false,
-            max_length: tier.max_length.map(i64::from),
-            allowance: 0,
-            full_until: None,
+            room: tier.room.clone(),
             inserts,
             notify_at: Instant::now(),
             must_notify: false,
@@ -191,11 +282,7 @@ struct WriterConnection {
     tier: String,
     /// Whether the tier is known to the database.
     is_prepared: bool,
-    max_length: Option<i64>,
-    /// How many rows may be inserted before they are counted again.
-    allowance: i64,
-    /// Until when the tier is taken for full without a count.
-    full_until: Option<Instant>,
+    room: Option<Arc<Room>>,
     inserts: mpsc::UnboundedReceiver<Insert>,
     /// When the next notification may follow.
     notify_at: Instant,
@@ -228,22 +315,22 @@ impl WriterConnection {
         let (at_once, later): (Vec<_>, Vec<_>) = batch
             .into_iter()
             .partition(|insert| insert.row.after.is_zero());
-        for (batch, statement) in [(at_once, INSERT_READY), (later, INSERT_SCHEDULED)] {
-            self.insert_all(batch, statement).await;
+        for batch in [at_once, later] {
+            self.insert_all(batch).await;
         }
     }
 
     /// Inserts rows in one statement. If Postgres refuses one of them, each is inserted alone.
-    async fn insert_all(&mut self, mut batch: Vec<Insert>, statement: &'static str) {
+    async fn insert_all(&mut self, mut batch: Vec<Insert>) {
         batch.retain(|insert| insert.progress.send());
         if batch.is_empty() {
             return;
         }
-        match self.execute(&batch, statement).await {
+        match self.execute(&batch).await {
             Err(InsertFailure::Refused(_)) if batch.len() > 1 => {
                 for insert in batch {
                     let alone = [insert];
-                    let inserted = self.execute(&alone, statement).await;
+                    let inserted = self.execute(&alone).await;
                     self.answer(alone, inserted);
                 }
             }
@@ -273,11 +360,7 @@ impl WriterConnection {
         }
     }
 
-    async fn execute(
-        &mut self,
-        batch: &[Insert],
-        statement: &'static str,
-    ) -> Result<(), InsertFailure> {
+    async fn execute(&mut self, batch: &[Insert]) -> Result<(), InsertFailure> {
         let of = (&*self.app, self.tier.as_str());
         let rows: Vec<&NewRow> = batch.iter().map(|insert| &*insert.row).collect();
         let is_prepared = std::mem::replace(&mut self.is_prepared, true);
@@ -287,23 +370,23 @@ impl WriterConnection {
                 if !is_prepared {
                     add_backlogs(connection, of.0, &[of.1]).await?;
                 }
-                insert_rows(connection, statement, of, &rows).await
+                insert_rows(connection, of, &rows).await
             });
-        let inserted = inserting.await.map_err(failure);
+        let inserted = inserting.await.map(drop).map_err(failure);
         self.is_prepared = inserted.is_ok();
         inserted
     }
 
     /// Takes the rows out of a batch for which the tier has no room.
     async fn refuse_what_is_full(&mut self, batch: &mut Vec<Insert>) {
-        let Some(most) = self.max_length else {
+        let Some(room) = self.room.clone() else {
             return;
         };
         let mut admitted = Vec::with_capacity(batch.len());
         let mut refused = None;
         for insert in batch.drain(..) {
             if refused.is_none() {
-                refused = self.admit(most).await.err();
+                refused = self.admit(&room).await.err();
             }
             match &refused {
                 None => admitted.push(insert),
@@ -313,48 +396,22 @@ impl WriterConnection {
         *batch = admitted;
     }
 
-    async fn admit(&mut self, most: i64) -> Result<(), InsertFailure> {
-        if self.full_until.is_some_and(|until| Instant::now() < until) {
-            return Err(InsertFailure::Full);
+    async fn admit(&mut self, room: &Room) -> Result<(), InsertFailure> {
+        if let Some(is_admitted) = room.admit() {
+            return is_admitted;
         }
-        if self.allowance == 0 {
-            let room = most - self.count(most).await?;
-            self.allowance = room.clamp(0, (most / LENGTH_PARTS).max(1));
-        }
-        match self.allowance {
-            0 => {
-                self.full_until = Some(Instant::now() + COUNT_EVERY);
-                Err(InsertFailure::Full)
-            }
-            _ => {
-                self.allowance -= 1;
-                Ok(())
-            }
-        }
-    }
-
-    /// How many rows of the tier wait, counted up to the limit.
-    async fn count(&mut self, most: i64) -> Result<i64, InsertFailure> {
-        let (app, tier) = (&*self.app, self.tier.as_str());
-        let counting = async |connection: &mut PgConnection<'_>| {
-            sqlx::query_scalar(
-                "SELECT count(*) FROM (SELECT FROM tierline.ready WHERE backlog = \
-                    (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) LIMIT $3) AS waiting",
-            )
-            .bind(app)
-            .bind(tier)
-            .bind(most)
-            .fetch_one(connection)
-            .await
-        };
-        let counted = self
+        let of = (&*self.app, self.tier.as_str());
+        let counting = self
             .connection
-            .within(LIMIT, "count a tier's rows", counting);
-        counted.await.map_err(|error| match failure(error) {
+            .within(LIMIT, "count a tier's rows", async |connection| {
+                room.count(connection, of).await
+            });
+        counting.await.map_err(|error| match failure(error) {
             // Nothing of the row was sent.
             InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
             failure => failure,
-        })
+        })?;
+        room.admit().unwrap_or(Err(InsertFailure::Full))
     }
 
     /// Tells workers about new rows, in a statement of its own: within a transaction a notification takes a lock of the
@@ -366,66 +423,25 @@ impl WriterConnection {
             return;
         }
         self.notify_at = now + NOTIFY_EVERY;
-        let mut payloads = Vec::new();
+        let mut notices = Vec::new();
         if std::mem::take(&mut self.must_notify) {
-            payloads.push(format!("{} {}", self.app, self.tier));
+            notices.push(notice(&self.app, &self.tier, Duration::ZERO));
         }
         if let Some(due) = self.next_due.take() {
-            // Rounded up: a worker that looks too early finds nothing.
-            let after = due.saturating_duration_since(now).as_millis() + 1;
-            payloads.push(format!("{} {} {after}", self.app, self.tier));
+            let after = due.saturating_duration_since(now);
+            // A worker that looks too early finds nothing.
+            let after = after + Duration::from_millis(1);
+            notices.push(notice(&self.app, &self.tier, after));
         }
         let notifying = self
             .connection
             .within(LIMIT, "notify workers", async |connection| {
-                sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload")
-                    .bind(CHANNEL)
-                    .bind(payloads)
-                    .execute(connection)
-                    .await
+                notify(connection, &notices).await
             });
         if let Err(error) = notifying.await {
             tracing::debug!(%error, "cannot notify workers of new tasks; they look every second");
         }
     }
-}
-
-const INSERT_READY: &str = "INSERT INTO tierline.ready (id, due_at, backlog, rank, task, name, properties, payload) \
-     SELECT id, now() + number * interval '1 microsecond', \
-         (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
-     FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
-         WITH ORDINALITY AS new (id, rank, task, name, properties, payload, after, number) \
-     ON CONFLICT (id) DO NOTHING";
-
-const INSERT_SCHEDULED: &str = "INSERT INTO tierline.scheduled (id, due_at, backlog, rank, task, name, properties, payload) \
-     SELECT id, now() + make_interval(secs => after), \
-         (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
-     FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
-         AS new (id, rank, task, name, properties, payload, after) \
-     ON CONFLICT (id) DO NOTHING";
-
-async fn insert_rows(
-    connection: &mut PgConnection<'_>,
-    statement: &'static str,
-    (app, tier): (&str, &str),
-    rows: &[&NewRow],
-) -> Result<(), sqlx::Error> {
-    fn column<'r, T>(rows: &[&'r NewRow], of: impl Fn(&'r NewRow) -> T) -> Vec<T> {
-        rows.iter().map(|row| of(row)).collect()
-    }
-    sqlx::query(statement)
-        .bind(app)
-        .bind(tier)
-        .bind(column(rows, |row| row.id))
-        .bind(column(rows, |row| row.rank))
-        .bind(column(rows, |row| row.task.as_str()))
-        .bind(column(rows, |row| row.name.as_deref()))
-        .bind(column(rows, |row| row.properties.as_deref()))
-        .bind(column(rows, |row| row.payload.as_slice()))
-        .bind(column(rows, |row| seconds(row.after)))
-        .execute(connection)
-        .await?;
-    Ok(())
 }
 
 /// Waits for a row, and takes with it what else is there. `None`: the app is gone.

@@ -126,6 +126,8 @@ pub(crate) struct PgConnection<'c> {
 
 enum Inner<'c> {
     Own(&'c mut sqlx::PgConnection),
+    /// A connection of the app's own, most likely in a transaction.
+    Caller(&'c mut sqlx::PgConnection),
     Pool(PoolConnection<Postgres>),
     Transaction(sqlx::Transaction<'c, Postgres>),
 }
@@ -135,6 +137,14 @@ impl<'c> PgConnection<'c> {
         Self {
             inner: Inner::Own(connection),
             begin,
+        }
+    }
+
+    /// A connection that the app lends us, within its own transaction.
+    pub(crate) fn of_caller(connection: &'c mut sqlx::PgConnection, pool: &Pool) -> Self {
+        Self {
+            inner: Inner::Caller(connection),
+            begin: pool.begin_statement(None),
         }
     }
 
@@ -155,12 +165,12 @@ impl<'c> PgConnection<'c> {
     }
 
     fn is_in_transaction(&self) -> bool {
-        matches!(self.inner, Inner::Transaction(_))
+        matches!(self.inner, Inner::Transaction(_) | Inner::Caller(_))
     }
 
     fn raw(&mut self) -> &mut sqlx::PgConnection {
         match &mut self.inner {
-            Inner::Own(connection) => connection,
+            Inner::Own(connection) | Inner::Caller(connection) => connection,
             Inner::Pool(connection) => connection,
             Inner::Transaction(transaction) => transaction,
         }
@@ -200,7 +210,7 @@ impl<'c> Transaction<'c> {
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self.0.inner {
             Inner::Transaction(transaction) => transaction.commit().await,
-            Inner::Own(_) | Inner::Pool(_) => Ok(()),
+            Inner::Own(_) | Inner::Caller(_) | Inner::Pool(_) => Ok(()),
         }
     }
 }

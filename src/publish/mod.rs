@@ -25,6 +25,8 @@ mod pools;
 mod returns;
 #[cfg(feature = "postgres")]
 mod rows;
+#[cfg(feature = "postgres")]
+mod within;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -279,6 +281,16 @@ impl Publisher {
     {
         many::PublishMany::new(self.inner.clone(), requests)
     }
+
+    /// Publishes tasks within a transaction of the caller: all of them or none.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn publish_many_within(
+        &self,
+        requests: impl IntoIterator<Item = PublishRequest>,
+        connection: &mut sqlx::PgConnection,
+    ) -> Result<Vec<Receipt>, Error> {
+        self.inner.publish_many_within(requests, connection).await
+    }
 }
 
 impl Publish for Publisher {
@@ -291,6 +303,15 @@ impl Publish for Publisher {
             let sent = self.inner.send_until_confirmed(&attempt).await;
             Inner::receipt(attempt, sent)
         })
+    }
+
+    #[cfg(feature = "postgres")]
+    fn publish_within<'c>(
+        &'c self,
+        request: PublishRequest,
+        connection: &'c mut sqlx::PgConnection,
+    ) -> PublishFuture<'c> {
+        Box::pin(self.inner.publish_within(request, connection))
     }
 }
 
@@ -383,7 +404,17 @@ impl Inner {
     fn route(&self, request: &PublishRequest, broker: Version) -> Result<Destination, Error> {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
+            is_row: false,
         };
+        self.destination(request, route_request, broker)
+    }
+
+    fn destination(
+        &self,
+        request: &PublishRequest,
+        route_request: RouteRequest<'_>,
+        broker: Version,
+    ) -> Result<Destination, Error> {
         let (topology, task) = (&self.topology, &request.task);
         let delay = request.delay.unwrap_or_default();
         let route = route::destination(topology, broker, task, route_request, delay)?;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::{IntoDuration, Task, TaskId};
+#[cfg(feature = "postgres")]
+use crate::error::DatabaseError;
 use crate::error::Error;
 use crate::error::PublishError;
 
@@ -16,6 +18,20 @@ pub type PublishFuture<'a> = Pin<Box<dyn Future<Output = Result<Receipt, Error>>
 pub trait Publish: Send + Sync + 'static {
     /// Publishes one task.
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_>;
+
+    /// Publishes one task within a transaction of the caller, on this connection: it runs if that commits.
+    ///
+    /// This default is for publishers without a database, and refuses.
+    #[cfg(feature = "postgres")]
+    fn publish_within<'c>(
+        &'c self,
+        request: PublishRequest,
+        connection: &'c mut sqlx::PgConnection,
+    ) -> PublishFuture<'c> {
+        let _ = (request, connection);
+        let tried = "publish within a transaction".into();
+        Box::pin(async { Err(Error::Database(DatabaseError::NotConfigured { tried })) })
+    }
 }
 
 /// A request to enqueue a task.
@@ -179,6 +195,37 @@ impl PublishBuilder {
     pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|request| {
             request.headers.insert(name.into(), value.into());
+        })
+    }
+
+    /// Publishes the task within the caller's own transaction, as a row of its tier, whatever the tier's `queue` is: it
+    /// runs if the transaction commits, and never if it rolls back. All options and checks are as for any other publish;
+    /// a delay may have any length.
+    ///
+    /// Takes a `&mut` [`Transaction`](sqlx::Transaction) or `&mut` [`PgConnection`](sqlx::PgConnection) to the app's own
+    /// database. Workers that have this database take the row from there. Where they do not, a relay sends it to the
+    /// broker. The guide's page [the outbox](crate::guide::the_outbox) has the whole story.
+    ///
+    /// ```no_run
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct SendReceipt { order: i64 }
+    /// # impl tierline::Task for SendReceipt { const NAME: &'static str = "email.receipt"; }
+    /// # async fn example(app: tierline::Tierline, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("INSERT INTO orders (id) VALUES (7)").execute(&mut *tx).await?;
+    /// app.publish(SendReceipt { order: 7 }).within(&mut tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for any publish; [`DatabaseError::NotConfigured`] if the app has no database. After an error of the database
+    /// the transaction can only be rolled back, as after any other statement of it that fails.
+    #[cfg(feature = "postgres")]
+    pub fn within<'c>(self, connection: &'c mut sqlx::PgConnection) -> PublishFuture<'c> {
+        Box::pin(async move {
+            let publisher = self.publisher;
+            publisher.publish_within(self.request?, connection).await
         })
     }
 

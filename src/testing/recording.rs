@@ -150,6 +150,7 @@ impl RecordingPublisher {
         };
         let route_request = RouteRequest::Publish {
             priority: request.priority,
+            is_row: false,
         };
         let newest = QUORUM_PRIORITIES_SINCE;
         let delay = request.delay.unwrap_or_default();

@@ -1,0 +1,107 @@
+//! Publishes tasks within a transaction of the caller: as rows of their tiers, on the caller's connection.
+
+use std::time::SystemTime;
+
+use super::{ASSUMED_VERSION, Inner, deadline};
+use crate::Error;
+use crate::backlog::{InsertFailure, NewRow, RowWriters};
+use crate::error::{DatabaseError, PublishError};
+use crate::message::Message;
+use crate::route::{Address, RouteRequest};
+use crate::task::{PublishRequest, Receipt};
+
+const TRIED: &str = "publish within a transaction";
+
+impl Inner {
+    pub(super) async fn publish_within(
+        &self,
+        request: PublishRequest,
+        connection: &mut sqlx::PgConnection,
+    ) -> Result<Receipt, Error> {
+        let _under_way = self.begin(|| TRIED.to_owned())?;
+        let writers = self.writers()?;
+        let deadline = deadline(&request);
+        let (row, receipt) = self.row(request, SystemTime::now())?;
+        let rows = std::slice::from_ref(&row);
+        let inserted = writers.insert_within(connection, rows, deadline).await;
+        inserted.map_err(|failure| error(failure, &receipt, &row))?;
+        Ok(receipt)
+    }
+
+    /// Every request is checked before the first statement is sent.
+    pub(super) async fn publish_many_within(
+        &self,
+        requests: impl IntoIterator<Item = PublishRequest>,
+        connection: &mut sqlx::PgConnection,
+    ) -> Result<Vec<Receipt>, Error> {
+        let _under_way = self.begin(|| TRIED.to_owned())?;
+        let writers = self.writers()?;
+        let now = SystemTime::now();
+        let mut latest = None;
+        let prepared = requests.into_iter().map(|request| {
+            latest = latest.max(Some(deadline(&request)));
+            self.row(request, now)
+        });
+        let prepared: Result<Vec<_>, Error> = prepared.collect();
+        let (rows, receipts): (Vec<NewRow>, Vec<Receipt>) = prepared?.into_iter().unzip();
+        let (Some(deadline), Some(row), Some(receipt)) = (latest, rows.first(), receipts.first())
+        else {
+            return Ok(Vec::new());
+        };
+        let inserted = writers.insert_within(connection, &rows, deadline).await;
+        // The first task stands for all: either all are stored or none.
+        inserted.map_err(|failure| error(failure, receipt, row))?;
+        Ok(receipts)
+    }
+
+    fn writers(&self) -> Result<&RowWriters, Error> {
+        self.rows.as_ref().ok_or_else(|| {
+            let tried = TRIED.into();
+            Error::Database(DatabaseError::NotConfigured { tried })
+        })
+    }
+
+    /// The row that a request becomes, in whatever tier, and its receipt.
+    fn row(
+        &self,
+        mut request: PublishRequest,
+        now: SystemTime,
+    ) -> Result<(NewRow, Receipt), Error> {
+        if request.traceparent.is_none() {
+            request.traceparent = self.trace.current();
+        }
+        let route_request = RouteRequest::Publish {
+            priority: request.priority,
+            is_row: true,
+        };
+        let route = self.destination(&request, route_request, ASSUMED_VERSION)?;
+        let after = match route.address {
+            Address::Row { after } => after,
+            Address::Exchange { .. } => request.delay.unwrap_or_default(),
+        };
+        let is_id_drawn = request.id.is_none();
+        let mut message = Message::first(request, &route.tier, route.priority, now);
+        message.priority = route.priority;
+        message.check()?;
+        let receipt = Receipt::new(message.id.clone(), route.tier, now);
+        Ok((NewRow::first(&mut message, is_id_drawn, after), receipt))
+    }
+}
+
+fn error(failure: InsertFailure, receipt: &Receipt, row: &NewRow) -> Error {
+    let id = receipt.id.clone();
+    Error::Publish(match failure {
+        InsertFailure::Full => PublishError::Refused { id },
+        InsertFailure::Refused(cause) => PublishError::InvalidMessage {
+            task: row.task.as_str().into(),
+            problem: Box::from(&*cause),
+        },
+        // A transaction that has not committed has stored nothing.
+        InsertFailure::NotSent(cause)
+        | InsertFailure::Lost(cause)
+        | InsertFailure::NotMigrated(cause) => PublishError::NotConnected {
+            id,
+            cause: Box::from(&*cause),
+        },
+    })
+}

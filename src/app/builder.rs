@@ -402,7 +402,9 @@ impl Builder {
         let has_database = false;
         check_homes(&topology, !urls.is_empty(), has_database)?;
         #[cfg(feature = "postgres")]
-        let rows = database.clone().map(|it| RowWriters::new(it, &topology));
+        let rows = database
+            .clone()
+            .map(|it| RowWriters::new(it, &topology, on_connect == OnConnect::Apply));
         let from = Connections::Own {
             urls: urls.clone(),
             name: name.clone(),

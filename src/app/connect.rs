@@ -9,6 +9,8 @@ use tokio::time::Instant;
 use super::OnConnect;
 use crate::Error;
 use crate::amqp::{Address, Connection, Severity, apply, doctor, spread};
+#[cfg(feature = "postgres")]
+use crate::backlog::store_tasks;
 use crate::backoff::Backoff;
 use crate::error::BrokerError;
 use crate::observe::{Event, Observers, Purpose};
@@ -170,7 +172,7 @@ impl Connecting {
             OnConnect::Apply => {
                 let migrated = database.migrate().await?;
                 tracing::debug!(%migrated);
-                Ok(())
+                store_tasks(database, &self.topology).await
             }
             OnConnect::Verify | OnConnect::Nothing => database.check_backlog().await,
         }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::add_backlogs;
+use super::tasks::{remove_other_tasks, store_tasks};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, Migrated, STATEMENT_LIMIT};
@@ -61,8 +62,8 @@ pub async fn plan(database: &Database, topology: &Topology) -> Result<DatabasePl
     })
 }
 
-/// Brings the tables up to date and gives every tier in Postgres its number. It deletes nothing, and many processes may
-/// apply at once.
+/// Brings the tables up to date, gives every tier its number, and stores which tier each task has, for producers that
+/// publish with the SQL function `tierline.publish`. It deletes no task that waits, and many processes may apply at once.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
@@ -88,6 +89,8 @@ pub async fn apply(database: &Database, topology: &Topology) -> Result<DatabaseA
     };
     let tried = "add tiers";
     let new_tiers = database.within(STATEMENT_LIMIT, tried, adding).await?;
+    store_tasks(database, topology).await?;
+    remove_other_tasks(database, topology).await?;
     Ok(DatabaseApplied {
         migrations,
         new_tiers,

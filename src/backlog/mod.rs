@@ -19,6 +19,7 @@ mod inspect;
 mod room;
 mod row;
 mod task;
+mod tasks;
 mod writer;
 
 pub use apply::{DatabaseApplied, DatabasePlan, PlannedTier, apply, plan};
@@ -33,6 +34,7 @@ pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
+pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};
 
 use std::time::Duration;

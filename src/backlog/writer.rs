@@ -57,6 +57,7 @@ pub(crate) struct RowWriters {
     tiers: HashMap<String, WrittenTier>,
     /// Tells workers of rows that a transaction of the caller's inserts, once it has committed.
     commits: OnceLock<CommitWatcher>,
+    may_migrate: bool,
 }
 
 #[derive(Debug)]
@@ -110,7 +111,8 @@ impl Progress {
 }
 
 impl RowWriters {
-    pub(crate) fn new(database: Database, topology: &Topology) -> Self {
+    /// `may_migrate` says that the tables may be made where they are missing.
+    pub(crate) fn new(database: Database, topology: &Topology, may_migrate: bool) -> Self {
         let tiers = topology.tiers().iter().map(|tier| {
             let written = WrittenTier {
                 room: tier.max_length.map(|most| Arc::new(Room::new(most))),
@@ -124,6 +126,7 @@ impl RowWriters {
             app: topology.app().into(),
             tiers: tiers.collect(),
             commits: OnceLock::new(),
+            may_migrate,
         }
     }
 
@@ -137,6 +140,11 @@ impl RowWriters {
         let Some(tier) = self.tiers.get(&row.tier) else {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
+        match timeout_at(deadline, self.prepare(&row.tier, tier)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(unsent_because(error)),
+            Err(_) => return Err(unsent()),
+        }
         let writer = tier.writer.get_or_init(|| self.open(&row.tier, tier));
         let kib = row.size().div_ceil(1 << 10).clamp(1, WAITING_KIB) as u32;
         let room = timeout_at(deadline, writer.room.clone().acquire_many_owned(kib)).await;
@@ -216,7 +224,8 @@ impl RowWriters {
         let Some(tier) = self.tiers.get(&first.tier) else {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
-        self.prepare(&first.tier, tier).await.map_err(failure)?;
+        let preparing = self.prepare(&first.tier, tier).await;
+        preparing.map_err(unsent_because)?;
         let of = (&*self.app, first.tier.as_str());
         if let Some(room) = &tier.room {
             for _ in batch {
@@ -244,6 +253,10 @@ impl RowWriters {
     /// publish to the tier for the first time would wait for its commit.
     async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<(), Error> {
         let preparing = tier.is_prepared.get_or_try_init(async || {
+            // An app all of whose tiers are on the broker starts without its database.
+            if self.may_migrate {
+                self.database.migrate().await?;
+            }
             let adding = async {
                 let mut connection = self.database.pool().acquire().await?;
                 add_backlogs(&mut connection, &self.app, &[name]).await
@@ -406,11 +419,7 @@ impl WriterConnection {
             .within(LIMIT, "count a tier's rows", async |connection| {
                 room.count(connection, of).await
             });
-        counting.await.map_err(|error| match failure(error) {
-            // Nothing of the row was sent.
-            InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
-            failure => failure,
-        })?;
+        counting.await.map_err(unsent_because)?;
         room.admit().unwrap_or(Err(InsertFailure::Full))
     }
 
@@ -457,6 +466,14 @@ async fn gather(inserts: &mut mpsc::UnboundedReceiver<Insert>) -> Option<Vec<Ins
         batch.push(next);
     }
     Some(batch)
+}
+
+/// The failure of something that comes before a row is sent.
+fn unsent_because(error: Error) -> InsertFailure {
+    match failure(error) {
+        InsertFailure::Lost(cause) | InsertFailure::Refused(cause) => InsertFailure::NotSent(cause),
+        failure => failure,
+    }
 }
 
 fn failure(error: Error) -> InsertFailure {

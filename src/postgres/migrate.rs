@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 7] = [
+const MIGRATIONS: [(i64, &str, &str); 8] = [
     (
         1,
         "dead letters",
@@ -52,6 +52,11 @@ const MIGRATIONS: [(i64, &str, &str); 7] = [
         203,
         "finished tasks",
         include_str!("../../migrations/0203_finished.sql"),
+    ),
+    (
+        204,
+        "publishing by SQL",
+        include_str!("../../migrations/0204_publish.sql"),
     ),
 ];
 

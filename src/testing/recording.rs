@@ -145,12 +145,17 @@ impl RecordingPublisher {
 
     /// The message that the request becomes.
     pub(super) fn message(&self, request: PublishRequest) -> Result<Message, Error> {
+        self.message_of(request, false)
+    }
+
+    /// `is_row` says that it is published as a row, whatever the home of its tier.
+    fn message_of(&self, request: PublishRequest, is_row: bool) -> Result<Message, Error> {
         let Some(topology) = &self.topology else {
             return Ok(Message::first(request, "test", 5, self.timeline.now()));
         };
         let route_request = RouteRequest::Publish {
             priority: request.priority,
-            is_row: false,
+            is_row,
         };
         let newest = QUORUM_PRIORITIES_SINCE;
         let delay = request.delay.unwrap_or_default();
@@ -160,6 +165,14 @@ impl RecordingPublisher {
         Ok(Message::first(request, tier, priority, self.timeline.now()))
     }
 
+    fn add(&self, request: PublishRequest, is_row: bool) -> Result<Receipt, Error> {
+        let delay = request.delay;
+        let message = self.message_of(request, is_row)?;
+        let receipt = Receipt::new(message.id.clone(), &message.tier, message.enqueued_at);
+        self.record().published.push(Published { message, delay });
+        Ok(receipt)
+    }
+
     fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -167,13 +180,17 @@ impl RecordingPublisher {
 
 impl Publish for RecordingPublisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
-        Box::pin(async move {
-            let delay = request.delay;
-            let message = self.message(request)?;
-            let receipt = Receipt::new(message.id.clone(), &message.tier, message.enqueued_at);
-            self.record().published.push(Published { message, delay });
-            Ok(receipt)
-        })
+        Box::pin(async move { self.add(request, false) })
+    }
+
+    /// Records the task at once: a recording does not know whether the transaction commits.
+    #[cfg(feature = "postgres")]
+    fn publish_within<'c>(
+        &'c self,
+        request: PublishRequest,
+        _: &'c mut sqlx::PgConnection,
+    ) -> PublishFuture<'c> {
+        Box::pin(async move { self.add(request, true) })
     }
 }
 

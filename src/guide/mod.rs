@@ -5,6 +5,7 @@
 //! | [your first task](your_first_task) | How do I begin? |
 //! | [choosing tiers](choosing_tiers) | How urgent is this task? |
 //! | [tiers in Postgres](tiers_in_postgres) | When does a tier belong in Postgres? |
+//! | [the outbox](the_outbox) | How do I publish with my own rows, or not at all? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
@@ -29,6 +30,10 @@ pub mod choosing_tiers {}
 #[cfg(feature = "postgres")]
 #[doc = include_str!("tiers_in_postgres.md")]
 pub mod tiers_in_postgres {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("the_outbox.md")]
+pub mod the_outbox {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}

@@ -13,6 +13,7 @@ mod outcomes;
 mod pooler;
 mod publish;
 mod stale;
+mod within;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -35,7 +35,7 @@ pub(crate) async fn store_tasks(database: &Database, topology: &Topology) -> Res
         .bind(column(&tasks, |task| task.name.as_str()))
         .bind(column(&tasks, |task| task.tier.as_str()))
         .bind(column(&tasks, |task| i16::from(task.priority)))
-        .bind(column(&tasks, |task| highest(task)))
+        .bind(column(&tasks, highest))
         .bind(max_size)
         .execute(&mut *transaction)
         .await?;

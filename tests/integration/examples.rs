@@ -18,11 +18,12 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Those that are run here. `testing` is a test itself, which `cargo test` runs.
-const RUN_HERE: [&str; 11] = [
+const RUN_HERE: [&str; 12] = [
     "delayed",
     "hello",
     "middleware",
     "one_process",
+    "outbox",
     "postgres",
     "redrive",
     "retries",
@@ -149,7 +150,7 @@ async fn an_app_in_postgres_alone_looks_through_its_tasks_and_runs_them() {
     command.env("DATABASE_URL", database.url());
     command.env_remove("AMQP_URL");
     assert_eq!(
-        Example::start(command).end().await,
+        Example::start(&mut command).end().await,
         [
             "Postgres has it, in the tier reports",
             "report.write is scheduled",
@@ -259,6 +260,30 @@ async fn one_process_works_collects_schedules_and_ends_by_one_signal() {
     assert!(waiting >= 1, "the export goes on in the next process");
 }
 
+#[tokio::test]
+async fn an_order_whose_process_dies_after_the_commit_has_its_receipt_and_no_other_has() {
+    let place = Place::with_database().await;
+    // No worker runs: the process is killed between the commit and the start.
+    let mut command = place.command("outbox");
+    let mut example = Example::start(command.env("WORK", "no"));
+    let address = example.until("listening on http://").await;
+    let stored = post(&address, "/orders", r#"{"guest": "Ada"}"#).await;
+    assert!(stored.starts_with("HTTP/1.1 201"), "{stored}");
+    let refused = post(&address, "/orders", r#"{"guest": ""}"#).await;
+    assert!(refused.starts_with("HTTP/1.1 422"), "{refused}");
+    example.process.kill().await.unwrap();
+
+    let mut example = place.start("outbox");
+    let address = example.until("listening on http://").await;
+    example.until("the receipt of order 1 is sent").await;
+    let stored = post(&address, "/orders", r#"{"guest": "Bob"}"#).await;
+    assert!(stored.ends_with("order 3"), "{stored}");
+    // That of order 2 was published before it.
+    let next = example.until("the receipt of order ").await;
+    assert_eq!(next, "3 is sent");
+    example.process.kill().await.unwrap();
+}
+
 /// The corner of the broker, and perhaps the database, that an example is given.
 struct Place {
     vhost: Vhost,
@@ -286,12 +311,16 @@ impl Place {
     }
 
     fn start(&self, name: &str) -> Example {
+        Example::start(&mut self.command(name))
+    }
+
+    fn command(&self, name: &str) -> Command {
         let mut command = command(name);
         command.env("AMQP_URL", self.vhost.amqp_url());
         if let Some(database) = &self.database {
             command.env("DATABASE_URL", database.url());
         }
-        Example::start(command)
+        command
     }
 }
 
@@ -302,7 +331,7 @@ struct Example {
 }
 
 impl Example {
-    fn start(mut command: Command) -> Self {
+    fn start(command: &mut Command) -> Self {
         let mut process = command
             .env("LISTEN", "127.0.0.1:0")
             .stdout(Stdio::piped())

@@ -387,8 +387,9 @@ macro_rules! columns {
         concat!(
             "SELECT id, ",
             $token,
-            " AS token, due_at, rank, is_held, false AS is_expired, \
-             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = backlog) AS tier, task, name, properties, ",
+            " AS token, due_at, rank, is_held, first_backlog, false AS is_expired, \
+             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = backlog) AS tier, \
+             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = first_backlog) AS first_tier, task, name, properties, ",
             $payload,
             " AS payload, octet_length(payload)::bigint AS size, ",
             $worker,

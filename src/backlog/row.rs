@@ -96,6 +96,8 @@ pub(crate) struct ClaimedRow {
     pub(crate) is_held: bool,
     /// Whether it has waited for longer than its tier's `ttl`.
     pub(crate) is_expired: bool,
+    /// Whether it was promoted or escalated: it stays in its tier.
+    is_moved: bool,
     task: String,
     name: Option<String>,
     properties: Option<Vec<u8>>,
@@ -126,6 +128,7 @@ impl ClaimedRow {
             due_at,
             is_held: row.try_get("is_held")?,
             is_expired: row.try_get("is_expired")?,
+            is_moved: row.try_get::<Option<i32>, _>("first_backlog")?.is_some(),
             task: row.try_get("task")?,
             name: row.try_get("name")?,
             properties: row.try_get("properties")?,
@@ -135,6 +138,16 @@ impl ClaimedRow {
 
     /// The message of this row, as a delivery of its tier.
     pub(crate) fn into_received(self, tier: &Arc<str>, now: SystemTime) -> Received {
+        let moved_to = self.is_moved.then_some(priority(self.rank));
+        let mut received = self.read_message(tier, now);
+        if let Some(priority) = moved_to {
+            // The properties have that of its first tier.
+            received.mark_moved(priority);
+        }
+        received
+    }
+
+    fn read_message(self, tier: &Arc<str>, now: SystemTime) -> Received {
         let Some(encoded) = self.properties else {
             let id = match self.name {
                 Some(name) => TaskId::from(name),
@@ -227,6 +240,7 @@ mod tests {
             due_at,
             is_held: false,
             is_expired: false,
+            is_moved: false,
             task: row.task,
             name: row.name,
             properties: row.properties,

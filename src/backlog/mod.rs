@@ -2,8 +2,8 @@
 //!
 //! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
 //! `running` until it is settled. `row` turns tasks into rows and back, `writer` inserts rows for publishers, and
-//! `claim` has the statements with which a worker claims and settles them, and `due` the one that makes scheduled tasks
-//! ready. Operators look through the rows with [`Backlog`] (`inspect`, `task`). Deployments prepare the tables with
+//! `claim` has the statements with which a worker claims and settles them, `due` the one that makes scheduled tasks ready, and
+//! `promote` those that move tasks to another tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `task`). Deployments prepare the tables with
 //! [`apply`], and [`doctor`] finds what is wrong with them.
 
 mod apply;
@@ -14,6 +14,8 @@ mod due;
 pub(crate) mod error;
 mod finished;
 mod inspect;
+mod notify;
+mod promote;
 mod row;
 mod task;
 mod writer;
@@ -29,14 +31,14 @@ pub(crate) use claim::{
 pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
+pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
+pub(crate) use promote::{
+    AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
+};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use writer::{InsertFailure, RowWriters};
 
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
-
-/// The channel of notifications about new rows. Their payload is the app and the tier, with a space between, and in how
-/// many milliseconds the first of them falls due, unless it is ready.
-pub(crate) const CHANNEL: &str = "tierline";
 
 /// Settings of connections for rows. Their statements are made for index scans: a plan that Postgres made while a table
 /// was small, and keeps, must not scan it when it is large. A statement that a client gave up after 10 s would stay on the

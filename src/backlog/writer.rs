@@ -14,9 +14,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::add_backlogs;
 use super::claim::seconds;
+use super::notify::notify;
 use super::row::NewRow;
-use super::{CHANNEL, add_backlogs};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
@@ -357,8 +358,7 @@ impl WriterConnection {
         })
     }
 
-    /// Tells workers about new rows, in a statement of its own: within a transaction a notification takes a lock of the
-    /// whole cluster until the commit. Workers also look by themselves, so a notification may be lost.
+    /// Tells workers about new rows.
     async fn notify(&mut self) {
         let now = Instant::now();
         let is_any = self.must_notify || self.next_due.is_some();
@@ -378,11 +378,7 @@ impl WriterConnection {
         let notifying = self
             .connection
             .within(LIMIT, "notify workers", async |connection| {
-                sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload")
-                    .bind(CHANNEL)
-                    .bind(payloads)
-                    .execute(connection)
-                    .await
+                notify(connection, payloads).await
             });
         if let Err(error) = notifying.await {
             tracing::debug!(%error, "cannot notify workers of new tasks; they look every second");

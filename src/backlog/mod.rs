@@ -3,7 +3,8 @@
 //! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
 //! `running` until it is settled. `row` turns tasks into rows and back, `writer` inserts rows for publishers, and
 //! `claim` has the statements with which a worker claims and settles them, `due` the one that makes scheduled tasks ready, and
-//! `promote` those that move tasks to another tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `task`). Deployments prepare the tables with
+//! `promote` those that move tasks to another tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`),
+//! cancel them and move them (`escalate`). Deployments prepare the tables with
 //! [`apply`], and [`doctor`] finds what is wrong with them.
 
 mod apply;
@@ -12,6 +13,8 @@ mod count;
 mod doctor;
 mod due;
 pub(crate) mod error;
+mod escalate;
+mod find;
 mod finished;
 mod inspect;
 mod notify;
@@ -22,6 +25,7 @@ mod writer;
 
 pub use apply::{DatabaseApplied, DatabasePlan, PlannedTier, apply, plan};
 pub use doctor::{LONG_TRANSACTION, doctor};
+pub use escalate::{Escalated, Escalation};
 pub use inspect::Backlog;
 pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskState};
 

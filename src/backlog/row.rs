@@ -1,5 +1,6 @@
 //! A task as a row of the backlog, and back.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -201,6 +202,13 @@ pub(super) fn priority(rank: i16) -> u8 {
     u8::try_from(base - rank).unwrap_or_default()
 }
 
+/// The rank of a task that moves to a tier with these priorities. A suspect stays one.
+pub(super) fn rank_among(rank: i16, priorities: &RangeInclusive<u8>) -> i16 {
+    let of = priority(rank);
+    let nearest = of.clamp(*priorities.start(), *priorities.end());
+    rank + i16::from(of) - i16::from(nearest)
+}
+
 /// Whether the columns of a row say everything about a first attempt.
 fn is_plain(message: &Message) -> bool {
     message.attempt == 1
@@ -301,6 +309,16 @@ mod tests {
         assert!(rank(255, 2) > rank(0, 1));
         for of in [0, 5, 255] {
             assert_eq!((priority(rank(of, 0)), priority(rank(of, 2))), (of, of));
+        }
+    }
+
+    #[test]
+    fn a_task_that_moves_has_the_nearest_priority_and_a_suspect_stays_one() {
+        for (of, priorities, expected) in [(9, 0..=10, 9), (9, 0..=5, 5), (4, 5..=5, 5)] {
+            for crashes in [0, 2] {
+                let moved = rank_among(rank(of, crashes), &priorities);
+                assert_eq!(moved, rank(expected, crashes), "{of} {priorities:?}");
+            }
         }
     }
 }

@@ -172,9 +172,7 @@ impl Escalation {
         let subject = json!({ "task": self.id.as_str(), "to": tier.name });
         let before = serde_json::to_value(&escalated.before).ok();
         let after = serde_json::to_value(&escalated.after).ok();
-        let action = self
-            .backlog
-            .action("escalate task", subject, before, after);
+        let action = self.backlog.action("escalate task", subject, before, after);
         record(&mut transaction, &action).await?;
         transaction.commit().await?;
         Ok(Attempt::Moved(Box::new(escalated)))
@@ -253,7 +251,8 @@ impl Attempt {
 }
 
 const SEVERAL: &str = "several tasks have this id, which does not say which one to escalate";
-const RUNS: &str = "a worker has claimed it, and it runs or is about to; escalate it when it waits for a retry";
+const RUNS: &str =
+    "a worker has claimed it, and it runs or is about to; escalate it when it waits for a retry";
 const ENDED: &str = "it has ended; its tier only keeps it for a time";
 
 /// Moves the row $1, which is locked, to the tier $3 of the app $2.

@@ -1,7 +1,10 @@
 //! `promote` of a tier: where its tasks go when they have waited for too long.
 
+use std::fmt;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
+
+use serde::{Serialize, Serializer};
 
 use super::reader::{At, Reader, did_you_mean, near_miss, quoted};
 use super::source::Source;
@@ -9,13 +12,25 @@ use super::tier::{Home, Tier};
 use super::units::show_duration;
 
 /// The rule by which tasks of a tier in Postgres move to another tier: the key `promote`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Promotion {
-    /// How long a task waits before it moves, from the time when it was first due: 1 s to 365 days.
+    /// How long a task waits before it moves, from its due time on: 1 s to 365 days. As JSON it is a text such as `"1h"`.
+    #[serde(serialize_with = "shown")]
     pub after: Duration,
     /// The tier that it moves to, in Postgres or on the broker.
     pub to: String,
+}
+
+/// `to TIER after TIME`.
+impl fmt::Display for Promotion {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "to {} after {}", self.to, show_duration(self.after))
+    }
+}
+
+fn shown<S: Serializer>(time: &Duration, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(&show_duration(*time))
 }
 
 /// Where a rule is in the file.

@@ -23,7 +23,7 @@ use crate::postgres::DedicatedConnection;
 
 /// The pauses between two looks at a tier. A look says when the next task will have waited for too long.
 const SHORTEST: Duration = Duration::from_millis(500);
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(5);
 /// The pause between two batches: claims and publishes come between them.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The pause of a process that finds another one at work.

@@ -17,6 +17,9 @@ CREATE TABLE tierline.ready (
     id uuid PRIMARY KEY,
     due_at timestamptz NOT NULL CHECK (isfinite(due_at)),
     backlog integer NOT NULL,
+    -- The tier that it was published to, where a rule of the map (promote) or an operator has moved it since. Such a task
+    -- stays in its new tier when it is retried.
+    first_backlog integer,
     -- The order within the tier, lowest first: 0 minus the priority. In quarantine 1000 minus the priority.
     rank smallint NOT NULL CHECK (rank BETWEEN -255 AND 0 OR rank BETWEEN 745 AND 1000),
     -- Whether a process that held the task has died. Such a task is marked as begun before it begins.
@@ -36,6 +39,7 @@ CREATE TABLE tierline.scheduled (
     id uuid PRIMARY KEY,
     due_at timestamptz NOT NULL CHECK (isfinite(due_at)),
     backlog integer NOT NULL,
+    first_backlog integer,
     rank smallint NOT NULL CHECK (rank BETWEEN -255 AND 0 OR rank BETWEEN 745 AND 1000),
     is_held boolean NOT NULL DEFAULT false,
     task text NOT NULL,
@@ -54,6 +58,7 @@ CREATE TABLE tierline.running (
     -- The process that claimed it: tierline.workers.
     worker bigint NOT NULL,
     backlog integer NOT NULL,
+    first_backlog integer,
     rank smallint NOT NULL,
     -- Whether its handler has begun. What is claimed and not begun has crashed nobody.
     is_begun boolean NOT NULL DEFAULT false,

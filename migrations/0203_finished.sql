@@ -3,6 +3,7 @@ CREATE TABLE tierline.finished (
     id uuid NOT NULL,
     finished_at timestamptz NOT NULL,
     backlog integer NOT NULL,
+    first_backlog integer,
     rank smallint NOT NULL,
     due_at timestamptz NOT NULL,
     -- How it ended: done, discarded, expired, cancelled.

@@ -398,6 +398,16 @@ pub(crate) struct Log {
 
 #[derive(Debug, Args)]
 pub(crate) struct Operator {
+    #[command(flatten)]
+    pub(crate) author: Author,
+    /// Skip the confirmation
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// Who makes a change, and why.
+#[derive(Debug, Args)]
+pub(crate) struct Author {
     /// The operator, for the history
     #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
     pub(crate) by: String,
@@ -409,9 +419,6 @@ pub(crate) struct Operator {
         hide_default_value = true
     )]
     pub(crate) because: String,
-    /// Skip the confirmation
-    #[arg(long)]
-    pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]

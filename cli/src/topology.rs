@@ -121,7 +121,9 @@ async fn run_plan(
                 let tiers = postgres_tiers(topology);
                 let count = count(tiers.len(), "tier");
                 let names = tiers.join(", ");
-                let text = format!("{count} in Postgres: {names}\nnot checked: {GIVE_DATABASE}\n");
+                let rules = promotions(topology);
+                let text =
+                    format!("{count} in Postgres: {names}\n{rules}not checked: {GIVE_DATABASE}\n");
                 (
                     text,
                     json!({ "tiers": tiers, "not_checked": GIVE_DATABASE }),
@@ -248,6 +250,15 @@ fn needs_database(topology: &Topology) -> bool {
 fn postgres_tiers(topology: &Topology) -> Vec<&str> {
     let tiers = topology.tiers_using_postgres();
     tiers.map(|tier| tier.name.as_str()).collect()
+}
+
+/// A line for each tier with `promote`.
+fn promotions(topology: &Topology) -> String {
+    let rules = topology.tiers().iter().filter_map(|tier| {
+        let rule = tier.promote.as_ref()?;
+        Some(format!("{} promotes {rule}\n", tier.name))
+    });
+    rules.collect()
 }
 
 async fn run_move(

@@ -3,24 +3,18 @@
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::problem::Problem;
-use super::{AdminState, MAX_BULK_REDRIVES};
+use super::request::{ApiResult, Body, QueryResult, fields, read_body, read_query};
+use super::{AdminState, MAX_BULK_REDRIVES, NOBODY};
 use crate::dead::{Canary, DeadLetters, Filter, Operation, Page, Reason, State as StateFilter};
 
 /// The time window of groups if `since` is missing.
 const GROUPS_WINDOW: Duration = Duration::from_secs(24 * 3600);
-
-type ApiResult<T = Json<Value>> = Result<T, Problem>;
-type QueryResult<T> = Result<Query<T>, QueryRejection>;
-type Body = Result<Bytes, BytesRejection>;
 
 /// The filter in the query of a URL or in the body of a bulk redrive.
 #[derive(Debug, Default, Deserialize)]
@@ -246,9 +240,7 @@ impl AdminState {
 
 impl By {
     fn of(&self, letters: &DeadLetters) -> DeadLetters {
-        let letters = letters
-            .clone()
-            .by(self.by.as_deref().unwrap_or("admin API"));
+        let letters = letters.clone().by(self.by.as_deref().unwrap_or(NOBODY));
         letters.because(self.because.as_deref().unwrap_or_default())
     }
 }
@@ -297,26 +289,4 @@ fn number(text: &str) -> ApiResult<i64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| digits);
     number.ok_or_else(|| Problem::bad("the id in the path is not a valid row id"))
-}
-
-fn read_query<T>(query: QueryResult<T>) -> ApiResult<T> {
-    let query = query.map_err(|rejection| Problem::bad(rejection.body_text()))?;
-    Ok(query.0)
-}
-
-fn read_body<T: DeserializeOwned>(body: Body, may_be_empty: bool) -> ApiResult<T> {
-    let body = body.map_err(|rejection| Problem::new(rejection.status(), rejection.body_text()))?;
-    let body = match body.is_empty() && may_be_empty {
-        true => b"{}",
-        false => body.as_ref(),
-    };
-    fields(serde_json::from_slice(body).map_err(wrong_body)?)
-}
-
-fn fields<T: DeserializeOwned>(fields: Map<String, Value>) -> ApiResult<T> {
-    serde_json::from_value(Value::Object(fields)).map_err(wrong_body)
-}
-
-fn wrong_body(error: serde_json::Error) -> Problem {
-    Problem::bad(format!("the body is invalid: {error}"))
 }

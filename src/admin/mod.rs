@@ -1,4 +1,4 @@
-//! The admin HTTP API (feature `admin`): dead letters as JSON, behind a token.
+//! The admin HTTP API (feature `admin`): dead letters and tasks in Postgres as JSON, behind a token.
 //!
 //! [`router`] returns an axum router to nest in any app; `tierline serve` serves it alone. `openapi.json`
 //! describes the API, from the same list of routes as the router.
@@ -6,6 +6,8 @@
 mod dlq;
 mod openapi;
 mod problem;
+mod request;
+mod tasks;
 mod token;
 
 use std::sync::Arc;
@@ -28,6 +30,8 @@ use problem::Problem;
 pub const MAX_BODY: usize = 64 << 10;
 /// How many bulk redrives one server runs at once.
 const MAX_BULK_REDRIVES: usize = 4;
+/// The operator of a request that names none.
+const NOBODY: &str = "admin API";
 
 /// The state that all handlers share.
 #[derive(Clone)]
@@ -88,6 +92,7 @@ fn routes() -> Vec<Route> {
         route("/dlq/operations/{id}/resume", post(dlq::resume)),
         route("/dlq/{id}", get(dlq::show).merge(delete(dlq::discard))),
         route("/dlq/{id}/redrive", post(dlq::redrive)),
+        route("/tasks/{id}/escalate", post(tasks::escalate)),
         route("/openapi.json", get(async || Json(description()))),
     ]
 }

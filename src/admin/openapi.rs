@@ -13,7 +13,7 @@ pub fn description() -> Value {
         "info": {
             "title": "tierline admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Read, group, redrive and discard dead letters.",
+            "description": "Read, group, redrive and discard dead letters; escalate tasks in Postgres.",
         },
         "servers": [{ "url": "/admin" }],
         "security": [{ "token": [] }],
@@ -87,6 +87,12 @@ fn paths() -> Value {
         "/dlq/{id}/redrive": {
             "post": operation("Publishes a row again", json!([id()]), Some(("By", by_examples(), false)), 200, "Redriven"),
         },
+        "/tasks/{id}/escalate": {
+            "post": operation(
+                "Moves a task that waits in Postgres to another tier", json!([task_id()]),
+                Some(("Escalate", escalate_examples(), true)), 200, "Escalated",
+            ),
+        },
         "/openapi.json": {
             "get": operation("This description", json!([]), None, 200, "Description"),
         },
@@ -111,8 +117,8 @@ fn operation(
     for (status, description) in [
         ("400", "the request is invalid"),
         ("401", "the token is missing or wrong"),
-        ("404", "no row has this id"),
-        ("409", "the state of the row does not allow this"),
+        ("404", "no row or task has this id"),
+        ("409", "the state of the row or task does not allow this"),
         ("413", "the body is too large"),
         ("429", "the limit of concurrent bulk redrives is reached"),
         ("503", "the database or the broker does not answer"),
@@ -151,6 +157,13 @@ fn id() -> Value {
         "schema": {
             "type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX, "examples": [4711],
         },
+    })
+}
+
+fn task_id() -> Value {
+    json!({
+        "name": "id", "in": "path", "required": true,
+        "schema": { "type": "string", "minLength": 1, "examples": ["81K65HRZ9TF9FB1H4JY5Q0HMXQ"] },
     })
 }
 
@@ -219,6 +232,15 @@ fn by_examples() -> Value {
     json!({
         "with an operator": { "value": { "by": "ada", "because": "the provider is back" } },
         "as the admin API": { "value": {} },
+    })
+}
+
+fn escalate_examples() -> Value {
+    json!({
+        "with an operator": { "value": {
+            "to": "normal", "by": "ada", "because": "the customer waits",
+        } },
+        "at once, though it is due later": { "value": { "to": "normal", "now": true } },
     })
 }
 
@@ -325,6 +347,21 @@ fn schemas() -> Value {
             "canary": or_null(canary),
             "by": by["by"], "because": by["because"],
         }), &["filter"], true),
+        "Escalate": object(json!({
+            "to": { "type": "string", "description": "a tier of the map" },
+            "now": { "type": "boolean", "description": "whether a task that is due later is due now" },
+            "by": by["by"], "because": by["because"],
+        }), &["to"], true),
+        "Escalated": object(json!({
+            "before": reference("Task"), "after": reference("Task"),
+        }), &["before", "after"], true),
+        "Task": object(json!({
+            "id": string(), "task": string(), "tier": string(), "first_tier": string(),
+            "state": { "type": "string", "enum": ["ready", "scheduled"] },
+            "is_quarantined": { "type": "boolean" }, "priority": count(), "attempt": count(),
+            "crashes": count(), "enqueued_at": time(), "due_at": time(), "worker": maybe("string"),
+            "size": count(),
+        }), &["id", "task", "tier", "state", "priority", "attempt", "enqueued_at", "due_at"], false),
         "Problem": object(json!({
             "type": string(), "title": string(), "status": count(), "detail": string(),
         }), &["type", "title", "status", "detail"], true),

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::Error;
-use crate::error::{DeadLetterError, ErrorKind, Stored};
+use crate::error::{BacklogError, DeadLetterError, ErrorKind, Stored};
 
 /// The problem of a request.
 #[derive(Debug)]
@@ -34,10 +34,11 @@ impl From<Error> for Problem {
             (ErrorKind::Invalid | ErrorKind::Mismatch, Some(Stored::No))
             | (ErrorKind::Conflict, _) => StatusCode::CONFLICT,
             (ErrorKind::Invalid, None) => StatusCode::BAD_REQUEST,
-            // It is a part of the filter.
+            // It is a part of the filter, or of the body.
             _ if matches!(
                 error,
                 Error::DeadLetter(DeadLetterError::UnknownTier { .. })
+                    | Error::Backlog(BacklogError::UnknownTier { .. })
             ) =>
             {
                 StatusCode::BAD_REQUEST

@@ -9,7 +9,7 @@ use super::tasks::{remove_other_tasks, store_tasks};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, Migrated, STATEMENT_LIMIT};
-use crate::topology::Topology;
+use crate::topology::{Promotion, Topology};
 
 /// What a database lacks for the tiers of a map in Postgres.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -29,6 +29,9 @@ pub struct PlannedTier {
     pub tier: String,
     /// The number by which rows name it (`tierline.backlogs`). `None`: it will get one.
     pub number: Option<i32>,
+    /// Where its tasks go that have waited for too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promote: Option<Promotion>,
 }
 
 /// What [`apply`] did.
@@ -55,6 +58,7 @@ pub async fn plan(database: &Database, topology: &Topology) -> Result<DatabasePl
         number: known
             .iter()
             .find_map(|(number, name)| (*name == tier.name).then_some(*number)),
+        promote: tier.promote.clone(),
     });
     Ok(DatabasePlan {
         migrations,
@@ -124,9 +128,13 @@ impl fmt::Display for DatabasePlan {
         let names = self.tiers.iter().map(|it| it.tier.len());
         let width = names.chain(["tier".len()]).max().unwrap_or_default();
         writeln!(out, "  {:width$}  number", "tier")?;
-        for PlannedTier { tier, number } in &self.tiers {
+        for planned in &self.tiers {
+            let (tier, number) = (&planned.tier, planned.number);
             let number = number.map_or_else(|| "to add".to_owned(), |it| it.to_string());
-            writeln!(out, "  {tier:width$}  {number}")?;
+            match &planned.promote {
+                Some(rule) => writeln!(out, "  {tier:width$}  {number:6}  promotes {rule}")?,
+                None => writeln!(out, "  {tier:width$}  {number}")?,
+            }
         }
         Ok(())
     }

@@ -78,11 +78,11 @@ macro_rules! claim {
         DELETE FROM tierline.ready WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $10)) \
         RETURNING ready.* \
     ) INSERT INTO tierline.running \
-        (id, due_at, token, worker, rank, is_held, backlog, task, name, properties, payload) \
-    SELECT id, due_at, $13, $11, rank, is_held, backlog, task, name, properties, payload FROM taken \
+        (id, due_at, token, worker, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+    SELECT id, due_at, $13, $11, rank, is_held, backlog, first_backlog, task, name, properties, payload FROM taken \
     ",
             $on_conflict,
-            "RETURNING id, token, due_at, rank, is_held, task, name, properties, payload, \
+            "RETURNING id, token, due_at, rank, is_held, first_backlog, task, name, properties, payload, \
         coalesce(due_at < now() - make_interval(secs => $12), false) AS is_expired"
         )
     };
@@ -114,8 +114,8 @@ macro_rules! done_and_kept {
         RETURNING running.*, ended.ending \
     ), kept AS ( \
         INSERT INTO tierline.finished \
-            (id, finished_at, backlog, rank, due_at, ending, worker, task, name, properties, payload) \
-        SELECT id, now(), backlog, rank, due_at, ending, $15, task, name, properties, payload \
+            (id, finished_at, backlog, first_backlog, rank, due_at, ending, worker, task, name, properties, payload) \
+        SELECT id, now(), backlog, first_backlog, rank, due_at, ending, $15, task, name, properties, payload \
         FROM done WHERE ending IS NOT NULL ON CONFLICT (id, finished_at) DO NOTHING )"
     };
 }
@@ -253,8 +253,8 @@ pub(crate) async fn give_back(
         "WITH back AS ( \
             DELETE FROM tierline.running USING unnest($1::uuid[], $2::bigint[]) AS ended (id, token) \
             WHERE running.id = ANY($1::uuid[]) AND running.id = ended.id AND running.token = ended.token RETURNING running.* \
-         ) INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-         SELECT id, due_at, rank, is_held, backlog, task, name, properties, payload FROM back \
+         ) INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+         SELECT id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload FROM back \
          ON CONFLICT (id) DO NOTHING",
     )
     .bind(ids)
@@ -268,7 +268,7 @@ pub(crate) async fn give_back(
 #[derive(Debug)]
 pub(crate) struct Later {
     pub(crate) run: RunKey,
-    /// The tier that the map gives the task now.
+    /// The tier that the map gives the task now, or its own if it was promoted or escalated.
     pub(crate) tier: String,
     pub(crate) rank: i16,
     pub(crate) after: Duration,
@@ -293,18 +293,18 @@ pub(crate) async fn store_later(
             DELETE FROM tierline.running USING unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], \
                 $5::float8[], $6::bytea[], $7::bool[]) AS next (id, token, tier, rank, after, properties, is_held) \
             WHERE running.id = ANY($1::uuid[]) AND running.id = next.id AND running.token = next.token \
-            RETURNING running.id, running.task, running.name, running.payload, next.rank, \
+            RETURNING running.id, running.first_backlog, running.task, running.name, running.payload, next.rank, \
                 coalesce((SELECT other.id FROM tierline.backlogs AS own JOIN tierline.backlogs AS other USING (app) \
                     WHERE own.id = running.backlog AND other.tier = next.tier), running.backlog) AS backlog, \
                 next.after, next.properties, next.is_held \
          ), at_once AS ( \
-            INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-            SELECT id, now(), rank, is_held, backlog, task, name, properties, payload FROM ended WHERE after <= 0 \
+            INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+            SELECT id, now(), rank, is_held, backlog, first_backlog, task, name, properties, payload FROM ended WHERE after <= 0 \
             ON CONFLICT (id) DO NOTHING \
          ), delayed AS ( \
-            INSERT INTO tierline.scheduled (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-            SELECT id, now() + make_interval(secs => after), rank, is_held, backlog, task, name, properties, payload \
-            FROM ended WHERE after > 0 ON CONFLICT (id) DO NOTHING \
+            INSERT INTO tierline.scheduled (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+            SELECT id, now() + make_interval(secs => after), rank, is_held, backlog, first_backlog, task, name, properties, \
+                payload FROM ended WHERE after > 0 ON CONFLICT (id) DO NOTHING \
          ) SELECT id FROM ended",
     )
     .bind(ids)

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{CHANNEL, NOTIFY_BELOW, notice};
+use super::notify::{CHANNEL, NOTIFY_BELOW, notice, notice_of_older};
 use crate::Error;
 use crate::postgres::{Database, DedicatedConnection};
 
@@ -21,6 +21,8 @@ const MOST: usize = 4_096;
 /// When to ask for a transaction again.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Rows that are committed so long after they were inserted may be older than what workers claim by then.
+const LATE: Duration = Duration::from_millis(200);
 /// How long one statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -102,9 +104,10 @@ async fn look(
     let (asked, mut rest): (Vec<Published>, Vec<Published>) =
         open.drain(..).partition(|it| it.look_at <= now);
     let transactions: Vec<i64> = asked.iter().map(|it| it.transaction).collect();
-    let notices = asked
-        .iter()
-        .map(|it| notice(app, &it.tier, it.due.saturating_duration_since(now)));
+    let notices = asked.iter().map(|it| match now > it.due + LATE {
+        true => notice_of_older(app, &it.tier),
+        false => notice(app, &it.tier, it.due.saturating_duration_since(now)),
+    });
     let notices: Vec<String> = notices.collect();
     let looking = connection.within(LIMIT, "notify workers", async |connection| {
         // Equal notices of one statement are one notification.

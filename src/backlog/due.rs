@@ -39,8 +39,8 @@ pub(crate) async fn make_ready(
             DELETE FROM tierline.scheduled WHERE ctid = ANY(ARRAY(SELECT place FROM due WHERE before < $4)) \
             RETURNING scheduled.* \
          ), moved AS ( \
-            INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-            SELECT id, due_at, rank, is_held, backlog, task, name, properties, payload FROM taken \
+            INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+            SELECT id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload FROM taken \
             ON CONFLICT (id) DO NOTHING RETURNING rank, due_at \
          ) SELECT rank, min(due_at) AS first, NULL::float8 AS next_due FROM moved GROUP BY rank \
          UNION ALL \

@@ -21,6 +21,23 @@ pub enum BacklogError {
         id: TaskId,
     },
 
+    /// A task was to be moved to a tier that the map does not have. It is as before.
+    #[error(
+        "there is no tier {tier:?} in the map; {}",
+        match near {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("its tiers are {known}"),
+        }
+    )]
+    UnknownTier {
+        /// The name that was given.
+        tier: Box<str>,
+        /// A tier of nearly that name.
+        near: Option<Box<str>>,
+        /// The names of the map's tiers, with commas between them.
+        known: Box<str>,
+    },
+
     /// What was asked cannot be done to this task. It is as before.
     #[error("task {id} is left as it is: {problem}")]
     Refused {
@@ -35,7 +52,7 @@ impl BacklogError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             BacklogError::InvalidFilter { .. } => ErrorKind::Invalid,
-            BacklogError::NotFound { .. } => ErrorKind::NotFound,
+            BacklogError::NotFound { .. } | BacklogError::UnknownTier { .. } => ErrorKind::NotFound,
             BacklogError::Refused { .. } => ErrorKind::Conflict,
         }
     }

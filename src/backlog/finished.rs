@@ -12,8 +12,9 @@ use crate::postgres::PgConnection;
 macro_rules! columns {
     ($payload:literal) => {
         concat!(
-            "SELECT id, 0::bigint AS token, due_at, rank, false AS is_held, false AS is_expired, \
-             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = backlog) AS tier, task, name, properties, ",
+            "SELECT id, 0::bigint AS token, due_at, rank, false AS is_held, first_backlog, false AS is_expired, \
+             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = backlog) AS tier, \
+             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = first_backlog) AS first_tier, task, name, properties, ",
             $payload,
             " AS payload, octet_length(payload)::bigint AS size, worker, finished_at, ending FROM tierline.finished "
         )
@@ -41,10 +42,10 @@ macro_rules! cancel {
         concat!(
             "WITH gone AS (DELETE FROM ",
             $table,
-            " WHERE id = ANY($1) RETURNING id, backlog, rank, due_at, task, name, properties, payload), kept AS ( \
+            " WHERE id = ANY($1) RETURNING id, backlog, first_backlog, rank, due_at, task, name, properties, payload), kept AS ( \
                 INSERT INTO tierline.finished \
-                    (id, finished_at, backlog, rank, due_at, ending, task, name, properties, payload) \
-                SELECT id, now(), backlog, rank, due_at, 'cancelled', task, name, properties, payload FROM gone \
+                    (id, finished_at, backlog, first_backlog, rank, due_at, ending, task, name, properties, payload) \
+                SELECT id, now(), backlog, first_backlog, rank, due_at, 'cancelled', task, name, properties, payload FROM gone \
                 WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $2 AND tier = ANY($3)) \
                 ON CONFLICT (id, finished_at) DO NOTHING \
              ) SELECT count(*) FROM gone"

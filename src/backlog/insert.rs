@@ -4,9 +4,10 @@ use super::claim::seconds;
 use super::row::NewRow;
 use crate::postgres::PgConnection;
 
+// Times count from the statement: the caller's transaction may have begun long before.
 const READY: &str = "WITH inserted AS ( \
      INSERT INTO tierline.ready (id, due_at, backlog, rank, task, name, properties, payload) \
-     SELECT id, now() + number * interval '1 microsecond', \
+     SELECT id, statement_timestamp() + number * interval '1 microsecond', \
          (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
      FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
          WITH ORDINALITY AS new (id, rank, task, name, properties, payload, after, number) \
@@ -15,7 +16,7 @@ const READY: &str = "WITH inserted AS ( \
 
 const SCHEDULED: &str = "WITH inserted AS ( \
      INSERT INTO tierline.scheduled (id, due_at, backlog, rank, task, name, properties, payload) \
-     SELECT id, now() + make_interval(secs => after), \
+     SELECT id, statement_timestamp() + make_interval(secs => after), \
          (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
      FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
          AS new (id, rank, task, name, properties, payload, after) \

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::finished::{LIST_FINISHED, ONE_FINISHED, cancel};
+use super::find::{LIST_READY, LIST_RUNNING, LIST_SCHEDULED, find_one};
+use super::finished::{LIST_FINISHED, cancel};
 use super::task::{
     BacklogPage, BacklogTask, BacklogTaskDetails, FoundRow, Place, TaskFilter, TaskState,
 };
@@ -39,8 +40,8 @@ const LONGEST: usize = 200;
 /// ```
 #[derive(Clone)]
 pub struct Backlog {
-    topology: Topology,
-    database: Database,
+    pub(super) topology: Topology,
+    pub(super) database: Database,
     who: Arc<str>,
     why: Arc<str>,
 }
@@ -132,7 +133,7 @@ impl Backlog {
             if is_gone {
                 let before = serde_json::to_value(&task).ok();
                 let subject = json!({ "task": id.as_str() });
-                let action = self.action("cancel task", subject, before);
+                let action = self.action("cancel task", subject, before, None);
                 record(&mut transaction, &action).await?;
                 transaction.commit().await?;
             }
@@ -213,7 +214,7 @@ impl Backlog {
                     "due_within_seconds": filter.due_within.map(|it| it.as_secs_f64()),
                 });
                 let before = Some(json!({ "count": gone }));
-                let action = self.action("cancel tasks", subject, before);
+                let action = self.action("cancel tasks", subject, before, None);
                 record(&mut transaction, &action).await?;
             }
             transaction.commit().await?;
@@ -251,11 +252,12 @@ impl Backlog {
         cancel(connection, state, ids, self.topology.app(), &keeping).await
     }
 
-    fn action(
+    pub(super) fn action(
         &self,
         action: &'static str,
         subject: serde_json::Value,
         before: Option<serde_json::Value>,
+        after: Option<serde_json::Value>,
     ) -> Action<'_> {
         Action {
             app: self.topology.app(),
@@ -264,7 +266,7 @@ impl Backlog {
             action,
             subject,
             before,
-            after: None,
+            after,
         }
     }
 
@@ -315,17 +317,14 @@ impl Backlog {
 
     /// The states and tiers that a filter means, in the order of lists.
     fn lists(&self, filter: &TaskFilter) -> Result<Vec<(TaskState, &str)>, Error> {
-        let tiers = self
-            .topology
-            .tiers_using_postgres()
-            .map(|tier| tier.name.as_str());
+        // Also one on the broker may have rows: what was promoted or escalated to it.
+        let tiers = self.topology.tiers().iter().map(|tier| tier.name.as_str());
         let is_meant = |tier: &&str| filter.tier.as_deref().is_none_or(|it| it == *tier);
         let meant: Vec<&str> = tiers.clone().filter(is_meant).collect();
         if let (Some(tier), true) = (&filter.tier, meant.is_empty()) {
             let known: Vec<&str> = tiers.collect();
             let known = known.join(", ");
-            let problem =
-                format!("there is no tier {tier:?} in Postgres; the tiers there are {known}");
+            let problem = format!("there is no tier {tier:?} in the map; its tiers are {known}");
             return Err(Error::Backlog(BacklogError::InvalidFilter {
                 problem: problem.into(),
             }));
@@ -379,100 +378,6 @@ impl Backlog {
             .within(STATEMENT_LIMIT, "list tasks", reading)
             .await
     }
-}
-
-/// The columns of a list: without the payload, which may be large.
-macro_rules! columns {
-    ($payload:literal, $token:literal, $worker:literal) => {
-        concat!(
-            "SELECT id, ",
-            $token,
-            " AS token, due_at, rank, is_held, false AS is_expired, \
-             (SELECT tier FROM tierline.backlogs WHERE backlogs.id = backlog) AS tier, task, name, properties, ",
-            $payload,
-            " AS payload, octet_length(payload)::bigint AS size, ",
-            $worker,
-            " AS worker "
-        )
-    };
-}
-
-const LIST_RUNNING: &str = concat!(
-    columns!(
-        "''::bytea",
-        "token",
-        "(SELECT workers.name FROM tierline.workers WHERE workers.id = running.worker)"
-    ),
-    "FROM tierline.running WHERE backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND id > $4 ORDER BY id LIMIT $3"
-);
-
-const LIST_READY: &str = concat!(
-    columns!("''::bytea", "0::bigint", "NULL::text"),
-    "FROM tierline.ready WHERE backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND (rank, due_at, id) > ($6, $5, $4) \
-     ORDER BY rank, due_at, id LIMIT $3"
-);
-
-const LIST_SCHEDULED: &str = concat!(
-    columns!("''::bytea", "0::bigint", "NULL::text"),
-    "FROM tierline.scheduled WHERE backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND (due_at, id) > ($5, $4) \
-     ORDER BY due_at, id LIMIT $3"
-);
-
-const ONE_RUNNING: &str = concat!(
-    columns!(
-        "payload",
-        "token",
-        "(SELECT workers.name FROM tierline.workers WHERE workers.id = running.worker)"
-    ),
-    "FROM tierline.running WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
-);
-
-const ONE_READY: &str = concat!(
-    columns!("payload", "0::bigint", "NULL::text"),
-    "FROM tierline.ready WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
-);
-
-const ONE_SCHEDULED: &str = concat!(
-    columns!("payload", "0::bigint", "NULL::text"),
-    "FROM tierline.scheduled WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
-);
-
-/// A task by its id, and whether others have the same.
-async fn find_one(
-    connection: &mut PgConnection<'_>,
-    app: &str,
-    id: &TaskId,
-) -> Result<Option<(FoundRow, bool)>, sqlx::Error> {
-    // In the order in which a task moves, so that one that moves meanwhile is not missed; those that go back are found
-    // in the second round.
-    let waiting = [
-        (TaskState::Scheduled, ONE_SCHEDULED),
-        (TaskState::Ready, ONE_READY),
-        (TaskState::Running, ONE_RUNNING),
-    ];
-    let finished = [(TaskState::Finished, ONE_FINISHED)];
-    for tables in [&waiting[..], &waiting, &finished] {
-        let mut found: Vec<FoundRow> = Vec::new();
-        for (state, query) in tables {
-            let rows = sqlx::query(*query)
-                .bind(app)
-                .bind(id.uuid())
-                .bind(id.as_str().replace('\0', "\u{fffd}"))
-                .fetch_all(&mut *connection)
-                .await?;
-            for row in &rows {
-                let row = FoundRow::read(row, *state)?;
-                // Seen before it moved, and again after.
-                found.retain(|other| other.claimed.key.id != row.claimed.key.id);
-                found.push(row);
-            }
-        }
-        let are_several = found.len() > 1;
-        if let Some(found) = found.pop() {
-            return Ok(Some((found, are_several)));
-        }
-    }
-    Ok(None)
 }
 
 fn kept(text: &str) -> Arc<str> {

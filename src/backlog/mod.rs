@@ -2,8 +2,9 @@
 //!
 //! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
 //! `running` until it is settled. `row` turns tasks into rows and back, `writer` inserts rows for publishers, and
-//! `claim` has the statements with which a worker claims and settles them, and `due` the one that makes scheduled tasks
-//! ready. Operators look through the rows with [`Backlog`] (`inspect`, `task`). Deployments prepare the tables with
+//! `claim` has the statements with which a worker claims and settles them, `due` the one that makes scheduled tasks ready, and
+//! `promote` those that move tasks to another tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`),
+//! cancel them and move them (`escalate`). Deployments prepare the tables with
 //! [`apply`], and [`doctor`] finds what is wrong with them.
 
 mod apply;
@@ -13,9 +14,13 @@ mod count;
 mod doctor;
 mod due;
 pub(crate) mod error;
+mod escalate;
+mod find;
 mod finished;
 mod insert;
 mod inspect;
+mod notify;
+mod promote;
 mod room;
 mod row;
 mod task;
@@ -24,6 +29,7 @@ mod writer;
 
 pub use apply::{DatabaseApplied, DatabasePlan, PlannedTier, apply, plan};
 pub use doctor::{LONG_TRANSACTION, doctor};
+pub use escalate::{Escalated, Escalation};
 pub use inspect::Backlog;
 pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskState};
 
@@ -33,20 +39,15 @@ pub(crate) use claim::{
 pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
+pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
+pub(crate) use promote::{
+    AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
+};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};
 
-use std::time::Duration;
-
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
-
-/// Workers are told of scheduled rows that fall due sooner than this.
-const NOTIFY_BELOW: Duration = Duration::from_millis(1_500);
-
-/// The channel of notifications about new rows. Their payload is the app and the tier, with a space between, and in how
-/// many milliseconds the first of them falls due, unless it is ready.
-pub(crate) const CHANNEL: &str = "tierline";
 
 /// Settings of connections for rows. Their statements are made for index scans: a plan that Postgres made while a table
 /// was small, and keeps, must not scan it when it is large. A statement that a client gave up after 10 s would stay on the
@@ -70,25 +71,6 @@ pub(crate) async fn add_backlogs(
     .bind(tiers)
     .fetch_all(connection)
     .await
-}
-
-/// The payload of a notification: a tier has rows that fall due after this time.
-fn notice(app: &str, tier: &str, after: Duration) -> String {
-    match after.as_millis() {
-        0 => format!("{app} {tier}"),
-        after => format!("{app} {tier} {after}"),
-    }
-}
-
-/// Tells workers about new rows. A statement of its own: within a transaction a notification takes a lock of the whole
-/// cluster until the commit.
-async fn notify(connection: &mut PgConnection<'_>, notices: &[String]) -> Result<(), sqlx::Error> {
-    sqlx::query("SELECT pg_notify($1, notice) FROM unnest($2::text[]) AS notice")
-        .bind(CHANNEL)
-        .bind(notices)
-        .execute(connection)
-        .await
-        .map(drop)
 }
 
 /// A connection for the statements of the backlog.

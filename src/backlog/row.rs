@@ -1,5 +1,6 @@
 //! A task as a row of the backlog, and back.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -96,6 +97,8 @@ pub(crate) struct ClaimedRow {
     pub(crate) is_held: bool,
     /// Whether it has waited for longer than its tier's `ttl`.
     pub(crate) is_expired: bool,
+    /// Whether it was promoted or escalated: it stays in its tier.
+    is_moved: bool,
     task: String,
     name: Option<String>,
     properties: Option<Vec<u8>>,
@@ -126,6 +129,7 @@ impl ClaimedRow {
             due_at,
             is_held: row.try_get("is_held")?,
             is_expired: row.try_get("is_expired")?,
+            is_moved: row.try_get::<Option<i32>, _>("first_backlog")?.is_some(),
             task: row.try_get("task")?,
             name: row.try_get("name")?,
             properties: row.try_get("properties")?,
@@ -135,6 +139,16 @@ impl ClaimedRow {
 
     /// The message of this row, as a delivery of its tier.
     pub(crate) fn into_received(self, tier: &Arc<str>, now: SystemTime) -> Received {
+        let moved_to = self.is_moved.then_some(priority(self.rank));
+        let mut received = self.read_message(tier, now);
+        if let Some(priority) = moved_to {
+            // The properties have that of its first tier.
+            received.mark_moved(priority);
+        }
+        received
+    }
+
+    fn read_message(self, tier: &Arc<str>, now: SystemTime) -> Received {
         let Some(encoded) = self.properties else {
             let id = match self.name {
                 Some(name) => TaskId::from(name),
@@ -188,6 +202,13 @@ pub(super) fn priority(rank: i16) -> u8 {
     u8::try_from(base - rank).unwrap_or_default()
 }
 
+/// The rank of a task that moves to a tier with these priorities. A suspect stays one.
+pub(super) fn rank_among(rank: i16, priorities: &RangeInclusive<u8>) -> i16 {
+    let of = priority(rank);
+    let nearest = of.clamp(*priorities.start(), *priorities.end());
+    rank + i16::from(of) - i16::from(nearest)
+}
+
 /// Whether the columns of a row say everything about a first attempt.
 fn is_plain(message: &Message) -> bool {
     message.attempt == 1
@@ -227,6 +248,7 @@ mod tests {
             due_at,
             is_held: false,
             is_expired: false,
+            is_moved: false,
             task: row.task,
             name: row.name,
             properties: row.properties,
@@ -287,6 +309,16 @@ mod tests {
         assert!(rank(255, 2) > rank(0, 1));
         for of in [0, 5, 255] {
             assert_eq!((priority(rank(of, 0)), priority(rank(of, 2))), (of, of));
+        }
+    }
+
+    #[test]
+    fn a_task_that_moves_has_the_nearest_priority_and_a_suspect_stays_one() {
+        for (of, priorities, expected) in [(9, 0..=10, 9), (9, 0..=5, 5), (4, 5..=5, 5)] {
+            for crashes in [0, 2] {
+                let moved = rank_among(rank(of, crashes), &priorities);
+                assert_eq!(moved, rank(expected, crashes), "{of} {priorities:?}");
+            }
         }
     }
 }

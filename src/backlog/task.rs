@@ -79,6 +79,9 @@ pub struct BacklogTask {
     pub task: String,
     /// Its tier.
     pub tier: String,
+    /// The tier that it was published to, if it was promoted or escalated since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_tier: Option<String>,
     /// Where it is on its way.
     pub state: TaskState,
     /// Whether it is in quarantine: two workers died while they ran it.
@@ -247,6 +250,7 @@ pub(super) struct FoundRow {
     pub(super) claimed: ClaimedRow,
     pub(super) task: String,
     pub(super) tier: String,
+    first_tier: Option<String>,
     pub(super) state: TaskState,
     worker: Option<String>,
     /// When and how it ended.
@@ -269,6 +273,7 @@ impl FoundRow {
             claimed: ClaimedRow::read(row)?,
             task: row.try_get("task")?,
             tier: row.try_get("tier")?,
+            first_tier: row.try_get("first_tier")?,
             state,
             worker: row.try_get("worker")?,
             size: size.unsigned_abs(),
@@ -291,6 +296,7 @@ impl FoundRow {
             claimed,
             task,
             tier,
+            first_tier,
             state,
             worker,
             finished,
@@ -304,6 +310,7 @@ impl FoundRow {
                 id: message.map_or_else(|| TaskId::of_uuid(id), |it| it.id.clone()),
                 task,
                 tier,
+                first_tier,
                 state,
                 is_quarantined: rank > 0,
                 priority: super::row::priority(rank),

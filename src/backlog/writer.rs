@@ -14,11 +14,12 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::add_backlogs;
 use super::commits::CommitWatcher;
 use super::insert::insert_rows;
+use super::notify::{NOTIFY_BELOW, notice, notify};
 use super::room::Room;
 use super::row::NewRow;
-use super::{NOTIFY_BELOW, add_backlogs, notice, notify};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
@@ -423,8 +424,7 @@ impl WriterConnection {
         room.admit().unwrap_or(Err(InsertFailure::Full))
     }
 
-    /// Tells workers about new rows, in a statement of its own: within a transaction a notification takes a lock of the
-    /// whole cluster until the commit. Workers also look by themselves, so a notification may be lost.
+    /// Tells workers about new rows.
     async fn notify(&mut self) {
         let now = Instant::now();
         let is_any = self.must_notify || self.next_due.is_some();

@@ -54,6 +54,8 @@ pub(crate) use time_filter::TIME_PATTERN;
 pub use triage::{Advice, Assessment, Classifying, Failing, RootCause, Triage};
 
 use crate::Error;
+#[cfg(feature = "admin")]
+use crate::backlog::Backlog;
 use crate::error::DeadLetterError;
 use crate::postgres::Database;
 use crate::publish::Publisher;
@@ -153,6 +155,12 @@ impl DeadLetters {
     pub async fn expire(&self, keep: impl IntoDuration) -> Result<u64, Error> {
         let keep = keep.into_duration().map_err(|it| it.of("keep"))?;
         housekeeping::expire(&self.database, self.app(), keep).await
+    }
+
+    /// The tasks of the same app in Postgres.
+    #[cfg(feature = "admin")]
+    pub(crate) fn backlog(&self) -> Backlog {
+        Backlog::new(self.topology.clone(), self.database.clone())
     }
 
     /// What redrives go through.

@@ -97,6 +97,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (DatabaseError::NotMigrated { tried: t(), cause: t() }.into(), Mismatch, false, None),
         (BacklogError::InvalidFilter { problem: t() }.into(), Invalid, false, None),
         (BacklogError::NotFound { id: id() }.into(), NotFound, false, None),
+        (BacklogError::UnknownTier { tier: t(), near: None, known: t() }.into(), NotFound, false, None),
         (BacklogError::Refused { id: id(), problem: t() }.into(), Conflict, false, None),
         (DeadLetterError::InvalidFilter { problem: t() }.into(), Invalid, false, None),
         (DeadLetterError::NoPublisher.into(), Configuration, false, None),

@@ -20,6 +20,8 @@ pub(crate) struct Received {
     tier: Arc<str>,
     arrived_at: SystemTime,
     crashes: u32,
+    /// Whether it was moved to its tier, where it stays.
+    is_moved: bool,
     /// The payload, until the message is parsed.
     unparsed: Mutex<Vec<u8>>,
     message: OnceLock<Result<Message, Unreadable>>,
@@ -54,6 +56,7 @@ impl Received {
             repaired,
             tier,
             arrived_at,
+            is_moved: false,
             unparsed: Mutex::new(payload),
             message: OnceLock::new(),
             key: OnceLock::new(),
@@ -70,6 +73,7 @@ impl Received {
             tier: message.tier.as_str().into(),
             arrived_at,
             crashes: message.crashes,
+            is_moved: false,
             unparsed: Mutex::default(),
             message: Ok(message).into(),
             key: OnceLock::new(),
@@ -119,6 +123,21 @@ impl Received {
         if let Some(Ok(message)) = self.message.get_mut() {
             message.due_at = Some(due_at);
         }
+    }
+
+    /// Says that a rule or an operator has moved the message to its tier, where it has this priority.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn mark_moved(&mut self, priority: u8) {
+        self.is_moved = true;
+        let _ = self.message();
+        if let Some(Ok(message)) = self.message.get_mut() {
+            message.priority = priority;
+        }
+    }
+
+    /// Whether a rule or an operator has moved it to its tier. It stays there, whatever the map says of its task.
+    pub(crate) fn is_moved(&self) -> bool {
+        self.is_moved
     }
 
     /// Says which tier the message is of. One that cannot be read is of none.

@@ -126,6 +126,15 @@ pub enum Event<'a> {
         /// The tier that the map gives it today.
         mapped: &'a str,
     },
+    /// Tasks had waited for too long in a tier with `promote`, and have moved to another one.
+    Promoted {
+        /// The tier in which they waited.
+        from: &'a str,
+        /// The tier that they moved to.
+        to: &'a str,
+        /// How many.
+        count: u64,
+    },
     /// A handler has not yielded for a while, and holds up a thread of the runtime.
     Stuck {
         /// The task.

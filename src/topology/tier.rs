@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::delay;
 use super::formerly::{self, CHOICES, Formerly};
 use super::names::{self, Names, RESERVED_TIERS};
+use super::promotion::{self, Promotion, RulePlace};
 use super::reader::{At, Reader};
 use super::source::Source;
 
@@ -30,6 +31,8 @@ pub struct Tier {
     /// How many messages may wait, from 1; the next is refused. In Postgres they are counted now and then, so that
     /// the limit holds within a few percent. Default `None`: no limit.
     pub max_length: Option<u32>,
+    /// Where a task of this tier goes when it has waited for too long; only in Postgres. Default `None`: it stays.
+    pub promote: Option<Promotion>,
     /// Which queue in succession serves the tier, 1 to 9999; default 1. A queue's arguments cannot
     /// change, so a tier whose arguments do gets its next generation.
     pub generation: u32,
@@ -187,6 +190,17 @@ impl Tier {
         }
     }
 
+    /// The priorities that tasks of another tier may have in this one. The nearest of them is that of a task that moves
+    /// here.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn priorities_from(&self, other: &Tier) -> RangeInclusive<u8> {
+        match (other.home.max_priority(), self.home.max_priority()) {
+            (Some(_), Some(highest)) => 0..=highest,
+            // All tasks of the other tier are equal, or all of this one: each has the priority of a task that asks for none.
+            _ => self.priority(None)..=self.priority(None),
+        }
+    }
+
     /// The generation of the queue that the tier had on the broker before it moved, if it had one.
     pub(crate) fn former_generation(&self) -> Option<u32> {
         self.formerly.and_then(Formerly::generation)
@@ -239,19 +253,21 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
         let message = "[tiers] is empty, and every task needs a tier";
         section.source().report(section.span(), message, Some(help));
     }
-    section
-        .tables()
-        .into_iter()
-        .map(|(name, table)| {
-            let tier = read_tier(name.get_ref(), table);
-            check_name(&name, tier.generation, app, section.source());
-            At::new(name.span(), tier)
-        })
-        .collect()
+    let (mut tiers, mut rules) = (Vec::new(), Vec::new());
+    for (name, table) in section.tables() {
+        let (tier, rule) = read_tier(name.get_ref(), table);
+        check_name(&name, tier.generation, app, section.source());
+        rules.extend(rule.map(|place| (tier.name.clone(), place)));
+        tiers.push(At::new(name.span(), tier));
+    }
+    promotion::check(&tiers, &rules, section.source());
+    tiers
 }
 
-fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
+/// A tier, and the place of its `promote` in the file.
+fn read_tier(name: &str, mut table: Reader<'_>) -> (Tier, Option<RulePlace>) {
     let home = read_home(&mut table);
+    let (promote, rule) = promotion::read(&mut table, home).unzip();
     let generation = table.integer("generation", GENERATIONS).unwrap_or(1);
     let tier = Tier {
         name: name.to_owned(),
@@ -263,6 +279,7 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
         slo: table.duration("slo", TIMES),
         ttl: table.duration("ttl", TIMES),
         max_length: table.integer("max_length", COUNTS),
+        promote,
         generation,
         formerly: formerly::read(&mut table, home, generation),
         delays: table.boolean("delays").unwrap_or(true),
@@ -273,7 +290,7 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> Tier {
         reject_broker_keys(&table);
     }
     table.finish(&[("queue", how)]);
-    tier
+    (tier, rule)
 }
 
 fn read_home(table: &mut Reader<'_>) -> Home {

@@ -101,7 +101,7 @@ async fn run(
         return unmapped(message);
     };
     let observers = &shared.settings.observers;
-    if mapped.tier != message.tier {
+    if mapped.tier != message.tier && !received.is_moved() {
         let mapped = &mapped.tier;
         tracing::debug!(task = message.task, tier = message.tier, %mapped, "a task of another tier");
         observers.emit(&Event::Strayed { task, mapped });

@@ -101,8 +101,8 @@ async fn redrive(command: Dlq, topology: Topology) -> Result<Output, Failure> {
         .await?;
     let letters = app
         .dead_letters()?
-        .by(&operator.by)
-        .because(&operator.because);
+        .by(&operator.author.by)
+        .because(&operator.author.because);
     if let Some(operation) = stop {
         letters.stop(operation).await?;
         let json = json!({ "operation": operation, "state": "stopping" });
@@ -151,7 +151,9 @@ async fn remove(
             ..
         } => {
             filter.must_be_empty()?;
-            let letters = letters.by(&operator.by).because(&operator.because);
+            let letters = letters
+                .by(&operator.author.by)
+                .because(&operator.author.because);
             letters.discard(id).await?;
             Ok(Output::well(
                 format!("{id} is discarded"),
@@ -161,7 +163,9 @@ async fn remove(
         Dlq::Discard {
             operator, filter, ..
         } => {
-            let letters = letters.by(&operator.by).because(&operator.because);
+            let letters = letters
+                .by(&operator.author.by)
+                .because(&operator.author.because);
             let filter = filter.check(&letters).await?;
             confirm(&operator, "discard", count(&letters, &filter).await?)?;
             Ok(ended(&letters.discard_all(&filter).await?))
@@ -169,7 +173,9 @@ async fn remove(
         Dlq::Purge {
             operator, filter, ..
         } => {
-            let letters = letters.by(&operator.by).because(&operator.because);
+            let letters = letters
+                .by(&operator.author.by)
+                .because(&operator.author.because);
             let filter = filter.check(&letters).await?;
             confirm(&operator, "delete", letters.count(&filter).await?)?;
             Ok(ended(&letters.purge(&filter).await?))

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use tierline::backlog::TaskState;
 
-use crate::arguments::{Input, Log, Operator};
+use crate::arguments::{Author, Input, Log, Operator};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tasks {
@@ -59,6 +59,30 @@ Examples:
         filter: Filter,
     },
 
+    /// Move a task that waits to another tier
+    #[command(after_help = "\
+Workers of that tier take it in the order of its priority and due time, and it stays there when it is
+retried. A task that runs is left alone. Every change is in the audit log.
+
+Examples:
+  tierline tasks escalate topology/shop.toml 81K65HRZ9TF9FB1H4JY5Q0HMXQ --to critical --because 'customer waits'
+  tierline tasks escalate topology/shop.toml order-7 --to high --now")]
+    Escalate {
+        #[command(flatten)]
+        log: Log,
+        #[command(flatten)]
+        author: Author,
+        /// Its id
+        #[arg(value_name = "ID")]
+        id: String,
+        /// The tier
+        #[arg(long, value_name = "TIER")]
+        to: String,
+        /// Make a task due now that waits for its due time
+        #[arg(long)]
+        now: bool,
+    },
+
     /// Show what operators did, the latest first
     Audit {
         #[command(flatten)]
@@ -78,6 +102,7 @@ impl Tasks {
             Tasks::List { log, .. }
             | Tasks::Show { log, .. }
             | Tasks::Cancel { log, .. }
+            | Tasks::Escalate { log, .. }
             | Tasks::Audit { log, .. } => log,
         }
     }

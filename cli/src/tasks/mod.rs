@@ -3,7 +3,9 @@
 pub(crate) mod arguments;
 
 use serde_json::{Value, json};
-use tierline::backlog::{Backlog, BacklogPage, BacklogTaskDetails, TaskFilter, TaskState};
+use tierline::backlog::{
+    Backlog, BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskState,
+};
 use tierline::{TaskId, Topology};
 
 use crate::dlq::confirm::confirm_change;
@@ -40,7 +42,8 @@ pub(crate) async fn run(command: Tasks) -> Result<Output, Failure> {
             filter,
             ..
         } => {
-            let backlog = backlog.by(&operator.by).because(&operator.because);
+            let author = &operator.author;
+            let backlog = backlog.by(&author.by).because(&author.because);
             match id {
                 Some(id) if filter.is_empty() => {
                     let task = backlog.cancel(&TaskId::from(id)).await?;
@@ -61,6 +64,27 @@ pub(crate) async fn run(command: Tasks) -> Result<Output, Failure> {
                     "name an id, or a filter such as --tier exports".to_owned(),
                 )),
             }
+        }
+        Tasks::Escalate {
+            author,
+            id,
+            to,
+            now,
+            ..
+        } => {
+            let backlog = backlog.by(&author.by).because(&author.because);
+            let mut escalating = backlog.escalate(&TaskId::from(id), &to);
+            if now {
+                escalating = escalating.at_once();
+            }
+            let escalated = escalating.await?;
+            let (before, after) = (&escalated.before, &escalated.after);
+            let due = time(&json!(after)["due_at"]);
+            let text = format!(
+                "{} is in tier {} now, after {}: {}, due {due}",
+                after.id, after.tier, before.tier, after.state
+            );
+            Ok(Output::well(text, json!(escalated)))
         }
         Tasks::Audit { limit, before, .. } => {
             let entries = backlog.audit_log(before, limit).await?;
@@ -151,7 +175,7 @@ fn list(page: &BacklogPage) -> String {
             vec![
                 task.id.to_string(),
                 task.task.clone(),
-                task.tier.clone(),
+                tier(task),
                 state,
                 task.priority.to_string(),
                 task.attempt.to_string(),
@@ -178,7 +202,7 @@ fn show(details: &BacklogTaskDetails) -> String {
     let mut lines = vec![
         format!("id:        {}", task.id),
         format!("task:      {}", task.task),
-        format!("tier:      {}", task.tier),
+        format!("tier:      {}", tier(task)),
         format!("state:     {}", task.state),
         format!("priority:  {}", task.priority),
         format!("attempt:   {}", task.attempt),
@@ -205,6 +229,14 @@ fn show(details: &BacklogTaskDetails) -> String {
     let payload = String::from_utf8_lossy(&details.payload);
     lines.push(format!("payload:   {payload}"));
     lines.join("\n")
+}
+
+/// The tier of a task, and that which it was published to if it has moved since.
+fn tier(task: &BacklogTask) -> String {
+    match &task.first_tier {
+        Some(first) => format!("{} (first {first})", task.tier),
+        None => task.tier.clone(),
+    }
 }
 
 /// A time as JSON has it.

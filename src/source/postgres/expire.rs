@@ -244,7 +244,7 @@ async fn lock_expired(
                     ORDER BY due_at, id LIMIT $4 FOR UPDATE SKIP LOCKED \
                 ) AS found LIMIT $4 \
             ) AS found \
-         ) SELECT id, 0::bigint AS token, due_at, rank, is_held, true AS is_expired, task, name, properties, payload, \
+         ) SELECT id, 0::bigint AS token, due_at, rank, is_held, first_backlog, true AS is_expired, task, name, properties, payload, \
             EXISTS (SELECT FROM tierline.running WHERE running.id = ready.id) AS is_running \
          FROM tierline.ready WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $5))",
     )

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
-use crate::backlog::CHANNEL;
+use crate::backlog::{CHANNEL, OLDER};
 use crate::backoff::Backoff;
 
 /// Behind a transaction pooler nothing can be heard: it gives the connection that listens to other clients.
@@ -73,13 +73,15 @@ async fn listen(settings: &RowSettings) -> Result<(), sqlx::Error> {
         let Some(signal) = settings.signal(tier) else {
             continue;
         };
-        match words.next().map(str::parse) {
+        match words.next() {
             None => signal.wake(),
-            Some(Ok(milliseconds)) => {
-                let due = Instant::now().checked_add(Duration::from_millis(milliseconds));
-                signal.change(|state| state.falls_due(due));
+            Some(OLDER) => settings.look_now.notify_one(),
+            Some(word) => {
+                if let Ok(milliseconds) = word.parse() {
+                    let due = Instant::now().checked_add(Duration::from_millis(milliseconds));
+                    signal.change(|state| state.falls_due(due));
+                }
             }
-            Some(Err(_)) => {}
         }
     }
 }

@@ -136,8 +136,7 @@ fn wake_sources(settings: &RowSettings, found: HashMap<String, Found>) {
             continue;
         }
         signal.change(|state| {
-            state.is_woken |= !found.starts.is_empty();
-            state.starts = Some(found.starts);
+            state.found_ready(&found.starts);
             state.falls_due(next_due);
         });
     }

@@ -3,8 +3,8 @@
 //! Read in this order: `rows` is a tier's rows as a source, `statements` what it asks the database, `settle` how what
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
-//! what dead processes held. `expire` dead-letters tasks that have waited for too long, and `history` removes finished
-//! tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
+//! tier before that, and `history` removes finished tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
@@ -12,6 +12,7 @@ mod history;
 mod leases;
 mod listen;
 mod look;
+mod promote;
 mod recover;
 mod rows;
 mod settle;
@@ -110,13 +111,16 @@ impl RowSettings {
         let removing = removing.run(|| history::run(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
+        let promoting = Service::new("aging", observers);
+        let promoting = promoting.run(|| promote::run(self.clone(), ending.clone()));
         tokio::join!(
             leasing,
             join_all(recovering),
             looking,
             listening,
             removing,
-            expiring
+            expiring,
+            promoting
         );
     }
 

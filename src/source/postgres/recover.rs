@@ -294,7 +294,8 @@ async fn lost_runs(
 ) -> Result<Vec<Lost>, sqlx::Error> {
     let rows = sqlx::query(
         "WITH locked AS MATERIALIZED ( \
-            SELECT id, token, due_at, rank, is_begun, is_held, task, name, properties, octet_length(payload) AS size \
+            SELECT id, token, due_at, rank, is_begun, is_held, first_backlog, task, name, properties, \
+                octet_length(payload) AS size \
             FROM tierline.running WHERE worker = $1 \
                 AND backlog = (SELECT id FROM tierline.backlogs WHERE app = $6 AND tier = $2) \
                 AND NOT EXISTS (SELECT FROM tierline.workers WHERE id = $1 AND heartbeat_at IS DISTINCT FROM $3) \
@@ -401,8 +402,9 @@ impl RowSettings {
 async fn ready_again(connection: &mut PgConnection<'_>, run: RunKey) -> Result<(), sqlx::Error> {
     sqlx::query(
         "WITH back AS (DELETE FROM tierline.running WHERE id = $1 AND token = $2 RETURNING running.*) \
-         INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-         SELECT id, due_at, rank, true, backlog, task, name, properties, payload FROM back ON CONFLICT (id) DO NOTHING",
+         INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+         SELECT id, due_at, rank, true, backlog, first_backlog, task, name, properties, payload FROM back \
+         ON CONFLICT (id) DO NOTHING",
     )
     .bind(run.id)
     .bind(run.token)

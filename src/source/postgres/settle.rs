@@ -27,7 +27,7 @@ pub(super) enum NextAttempt {
 }
 
 impl RowSettings {
-    /// The next attempt of a run, as the map says today.
+    /// The next attempt of a run, as the map says today. One that was promoted or escalated stays in its tier.
     pub(super) fn next_attempt(
         &self,
         run: RunKey,
@@ -41,6 +41,17 @@ impl RowSettings {
             due_at: SystemTime::now().checked_add(after),
             ..message
         };
+        if received.is_moved() {
+            let sent = received.successor(&message);
+            return Ok(NextAttempt::Row(Later {
+                run,
+                rank: rank(message.priority, message.crashes),
+                tier: message.tier,
+                after,
+                properties: properties::encode(&sent),
+                is_held: false,
+            }));
+        }
         let request = RouteRequest::Retry {
             tier: &message.tier,
             priority: message.priority,

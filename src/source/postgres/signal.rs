@@ -32,6 +32,18 @@ pub(super) struct Signalled {
 }
 
 impl Signalled {
+    /// Ready rows were found, the first of each rank by its due time.
+    pub(super) fn found_ready(&mut self, found: &[(i16, SystemTime)]) {
+        self.is_woken |= !found.is_empty();
+        let starts = self.starts.get_or_insert_default();
+        for (rank, first) in found {
+            match starts.iter_mut().find(|(known, _)| known == rank) {
+                Some((_, known)) => *known = (*known).min(*first),
+                None => starts.push((*rank, *first)),
+            }
+        }
+    }
+
     /// A scheduled task falls due then.
     pub(super) fn falls_due(&mut self, at: Option<Instant>) {
         self.next_due = earlier(self.next_due, at);

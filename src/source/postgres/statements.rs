@@ -220,8 +220,9 @@ async fn release_unknown(
         "WITH back AS ( \
             DELETE FROM tierline.running WHERE worker = $1 AND NOT token = ANY($3) \
                 AND backlog = (SELECT id FROM tierline.backlogs WHERE app = $4 AND tier = $2) RETURNING running.* \
-         ) INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, task, name, properties, payload) \
-         SELECT id, due_at, rank, is_held, backlog, task, name, properties, payload FROM back ON CONFLICT (id) DO NOTHING",
+         ) INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+         SELECT id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload FROM back \
+         ON CONFLICT (id) DO NOTHING",
     )
     .bind(worker)
     .bind(tier)

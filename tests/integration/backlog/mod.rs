@@ -1,8 +1,10 @@
 //! Tiers in Postgres, against a real database.
 
+mod aging;
 mod alone;
 mod beside;
 mod doctor;
+mod escalate;
 mod expire;
 mod faults;
 mod inspect;
@@ -198,7 +200,11 @@ async fn behind_a_proxy(url: &str) -> (Proxy, String) {
 /// Works in all groups of an app.
 fn work(app: &Tierline) -> Working {
     let groups = app.topology().groups().iter();
-    let groups: Vec<_> = groups.map(|it| it.name.clone()).collect();
+    work_in(app, groups.map(|it| it.name.clone()))
+}
+
+/// Works in these groups of an app.
+fn work_in(app: &Tierline, groups: impl IntoIterator<Item = impl Into<String>>) -> Working {
     let (stop, stopped) = oneshot::channel();
     let worker = app.work(groups).grace(Duration::from_secs(5));
     let ended = tokio::spawn(worker.until(async {

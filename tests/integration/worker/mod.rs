@@ -168,6 +168,7 @@ fn line(event: &Event<'_>) -> String {
         Event::Suspected { task, crashes } => format!("suspected {} {crashes}", task.name),
         Event::LeaseLost { task } => format!("lease lost {}", task.name),
         Event::Strayed { task, mapped } => format!("strayed {} {mapped}", task.name),
+        Event::Promoted { from, to, count } => format!("promoted {from} {to} {count}"),
         Event::Consuming { tier, .. } => format!("consuming {tier}"),
         Event::Interrupted { tier, cause, .. } => format!("interrupted {tier}: {cause}"),
         Event::Redeclared { tier } => format!("redeclared {tier}"),

@@ -4,9 +4,11 @@
 //! keep their order beside tiers on the broker.
 //!
 //! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [peers]
-//! [pooler]`
+//! [pooler] [aging] [escalate]`
 
+mod aging;
 mod drain;
+mod escalate;
 mod fault_worker;
 mod faults;
 mod flat;
@@ -49,6 +51,12 @@ async fn main() -> Result<()> {
     }
     if is_wanted("snapshot") {
         snapshot::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("aging") {
+        aging::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("escalate") {
+        escalate::measure(&mut report, is_quick()).await?;
     }
     if is_wanted("mixed") {
         mixed::measure(&mut report, is_quick()).await?;

@@ -91,6 +91,22 @@ impl CountingServer {
         })
     }
 
+    /// The longest run of the statement that begins so, in a database since the last reset.
+    pub(crate) async fn longest(&self, database: &Database, beginning: &str) -> Result<Duration> {
+        let name = database.url().rsplit('/').next().unwrap_or_default();
+        let found: Option<f64> = sqlx::query_scalar(
+            "SELECT max(max_exec_time) FROM pg_stat_statements JOIN pg_database ON pg_database.oid = dbid \
+             WHERE datname = $1 AND starts_with(query, $2)",
+        )
+        .bind(name)
+        .bind(beginning)
+        .fetch_one(&self.admin)
+        .await?;
+        let milliseconds =
+            found.with_context(|| format!("no statement begins with {beginning:?}"))?;
+        Ok(Duration::from_secs_f64(milliseconds / 1e3))
+    }
+
     /// The last plan of the statement that begins so, of those that run meanwhile.
     pub(crate) async fn plan_while<T>(
         &self,

@@ -21,7 +21,7 @@ fn ten_thousand_tasks(criterion: &mut Criterion) {
     criterion.bench_function("parse and plan 10,000 tasks", |bencher| {
         bencher.iter(|| {
             let topology = Topology::parse(black_box(&text)).unwrap();
-            black_box(Plan::new(&topology, version).unwrap())
+            black_box(Plan::new(&topology, version, false).unwrap())
         });
     });
     let topology = Topology::parse(&text).unwrap();

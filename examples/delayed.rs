@@ -55,7 +55,8 @@ async fn main() -> anyhow::Result<()> {
         .await?;
 
     let remind = |of: &str| app.publish(Remind { of: of.to_owned() });
-    // Any delay from 100 ms to 30 days, in steps of 100 ms. It waits in the broker: no worker need run.
+    // Any delay from 100 ms on, in steps of 100 ms: up to 30 days in the broker, and any longer one if the app has a
+    // database. No worker need run meanwhile.
     remind("check out").delay("2s").await?;
     remind("breakfast").delay("1s").await?;
     remind("welcome").await?;

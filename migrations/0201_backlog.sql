@@ -1,4 +1,4 @@
--- Tasks that wait, or run, in tiers with queue = "postgres".
+-- Tasks that wait, or run, in tiers with queue = "postgres", and rows of tiers on the broker.
 --
 -- Each phase has a table of its own, so that a claim walks only over what is ready, however much is scheduled.
 -- A task is in exactly one of them: publish -> scheduled or ready, ready -> running (a claim), running -> nothing
@@ -77,6 +77,8 @@ CREATE TABLE tierline.workers (
     version text NOT NULL,
     -- The lease of each tier that it serves, in seconds: {"exports": 30}.
     leases jsonb NOT NULL,
+    -- Whether it is a relay, which runs no tasks: what it holds when it dies is not suspected.
+    is_relay boolean NOT NULL DEFAULT false,
     started_at timestamptz NOT NULL DEFAULT now(),
     heartbeat_at timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50);

@@ -67,6 +67,9 @@ pub mod execute;
 pub mod worker;
 
 #[cfg(feature = "postgres")]
+pub mod relay;
+
+#[cfg(feature = "postgres")]
 pub mod schedule;
 
 mod app;

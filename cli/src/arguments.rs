@@ -119,6 +119,9 @@ Changes nothing. The declarations are the same on every version of RabbitMQ; the
 whether the file requires a feature that the broker lacks. For tiers in Postgres it shows which
 migrations are missing and which tiers have no number yet, if the database is given.
 
+With --postgres it plans for an app that has a database: delays of more than 27 minutes are rows
+there and have no queues, unless the file says long_delays = true.
+
 Examples:
   tierline topology plan topology/hotel.toml
   tierline topology plan topology/shop.toml --postgres postgres://localhost/shop
@@ -149,7 +152,8 @@ On a cluster, repeat --amqp for each node: the queues of the tiers are then decl
 in turn, so that no node leads all of them.
 
 Tiers in Postgres need --postgres: missing migrations are applied, and each tier gets a number. A file
-whose tiers are all in Postgres needs no --amqp.
+whose tiers are all in Postgres needs no --amqp. With --postgres no queues for delays of more than 27
+minutes are declared: these are rows, unless the file says long_delays = true.
 
 Examples:
   tierline topology apply topology/hotel.toml --amqp amqp://admin:secret@broker/production
@@ -239,7 +243,9 @@ one for the workers of each group, with the permissions that they need and none 
 have no password, so nobody can log in as them until `rabbitmqctl change_password` sets one. An
 import removes the passwords of existing users: use --no-users from the second time on.
 
-Tiers in Postgres have nothing on the broker, so they are not in it.
+Tiers in Postgres have nothing on the broker, so they are not in it. With --postgres neither are the
+queues for delays of more than 27 minutes, unless the file says long_delays = true. The command does
+not connect to the database.
 
 Examples:
   tierline topology export topology/hotel.toml > hotel.json && rabbitmqctl import_definitions hotel.json
@@ -257,6 +263,8 @@ Examples:
         /// Only the permissions, as commands for `rabbitmqctl`
         #[arg(long)]
         permissions: bool,
+        #[command(flatten)]
+        database: OptionalDatabase,
     },
 }
 

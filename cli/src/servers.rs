@@ -78,6 +78,11 @@ pub(crate) struct OptionalDatabase {
 }
 
 impl OptionalDatabase {
+    /// Whether the app has a database, as far as the command knows.
+    pub(crate) fn is_given(&self) -> bool {
+        self.postgres.is_some()
+    }
+
     pub(crate) fn open(&self) -> Result<Option<tierline::Database>, tierline::Error> {
         let url = self.postgres.as_ref();
         url.map(|url| self.pooler.open(url)).transpose()

@@ -42,7 +42,8 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Failure>
             ..
         } => {
             let long_transaction = read_duration("--long-transaction", &long_transaction)?;
-            let broker = examine_broker(&topology, &broker, &management).await?;
+            let has_database = database.is_given();
+            let broker = examine_broker(&topology, &broker, &management, has_database).await?;
             let database = examine_database(&topology, &database, long_transaction).await?;
             let report = broker.and(database);
             Ok(Output {
@@ -73,8 +74,11 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Failure>
             ..
         } => Ok(permissions(&topology, &vhost)),
         Command::Export {
-            vhost, no_users, ..
-        } => Ok(export(&topology, &vhost, no_users)?),
+            vhost,
+            no_users,
+            database,
+            ..
+        } => Ok(export(&topology, &vhost, no_users, database.is_given())?),
     }
 }
 
@@ -107,7 +111,7 @@ async fn run_plan(
             // No newer version has a feature that a file can ask for.
             (None, None) => QUORUM_PRIORITIES_SINCE,
         };
-        let plan = Plan::new(topology, version)?;
+        let plan = Plan::new(topology, version, database.is_given())?;
         texts.push(plan.to_string());
         json = json!(plan);
     }
@@ -143,6 +147,7 @@ async fn run_apply(
     database: &arguments::OptionalDatabase,
 ) -> Result<Output, Failure> {
     let management = management.open()?;
+    let has_database = database.is_given();
     let database = match needs_database(topology) {
         true => Some(database.open()?.ok_or_else(|| no_database(topology))?),
         false => None,
@@ -158,7 +163,7 @@ async fn run_apply(
         output.json["postgres"] = json!(applied);
     }
     if needs_broker(topology) {
-        let applied = apply_broker(topology, nodes, management.as_ref()).await?;
+        let applied = apply_broker(topology, nodes, management.as_ref(), has_database).await?;
         output.text = format!("{applied}\n{}", output.text);
         output.is_well = applied.unreachable.is_empty();
         let postgres = output.json["postgres"].take();
@@ -174,10 +179,11 @@ async fn apply_broker(
     topology: &Topology,
     nodes: &arguments::Nodes,
     management: Option<&Management>,
+    has_database: bool,
 ) -> Result<Applied, Error> {
     let urls: Vec<_> = nodes.amqp.iter().map(Secret::expose).collect();
     let connection = open_any(&urls).await?;
-    let plan = Plan::new(topology, connection.version())?;
+    let plan = Plan::new(topology, connection.version(), has_database)?;
     spread(&connection, &urls, NAME, &plan).await;
     let applied = match management {
         Some(management) => apply_with(&connection, &plan, management).await,
@@ -192,6 +198,7 @@ async fn examine_broker(
     topology: &Topology,
     broker: &arguments::OptionalBroker,
     management: &arguments::Management,
+    has_database: bool,
 ) -> Result<Report, Failure> {
     let management = management.open()?;
     if !needs_broker(topology) {
@@ -200,8 +207,8 @@ async fn examine_broker(
     let url = broker.amqp.as_ref().ok_or_else(|| no_broker(topology))?;
     let connection = Connection::open(url.expose(), NAME).await?;
     let report = match &management {
-        Some(management) => doctor_with(&connection, topology, management).await,
-        None => doctor(&connection, topology).await,
+        Some(management) => doctor_with(&connection, topology, has_database, management).await,
+        None => doctor(&connection, topology, has_database).await,
     };
     connection.close().await;
     Ok(report?)
@@ -333,8 +340,13 @@ async fn move_all(
     (moved, None)
 }
 
-fn export(topology: &Topology, vhost: &str, no_users: bool) -> Result<Output, Error> {
-    let plan = Plan::new(topology, QUORUM_PRIORITIES_SINCE)?;
+fn export(
+    topology: &Topology,
+    vhost: &str,
+    no_users: bool,
+    has_database: bool,
+) -> Result<Output, Error> {
+    let plan = Plan::new(topology, QUORUM_PRIORITIES_SINCE, has_database)?;
     let mut definitions = Definitions::new(topology, &plan, vhost);
     if no_users {
         definitions.users.clear();

@@ -13,7 +13,7 @@ const MINIMAL: &[u8] = include_bytes!("../../topology/minimal.toml");
 /// What is refused is refused with a reason, and what is taken can be planned.
 fn read(file: &[u8]) {
     match Topology::parse(file) {
-        Ok(topology) => match Plan::new(&topology, Version::new(3, 10, 8)) {
+        Ok(topology) => match Plan::new(&topology, Version::new(3, 10, 8), false) {
             Ok(plan) => assert!(!plan.queues.is_empty()),
             Err(error) => assert!(!error.to_string().is_empty()),
         },

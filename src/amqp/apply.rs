@@ -72,7 +72,7 @@ impl fmt::Display for Applied {
 ///
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;
 /// let connection = Connection::open("amqp://localhost", "set-up").await?;
-/// let plan = Plan::new(&topology, connection.version())?;
+/// let plan = Plan::new(&topology, connection.version(), false)?;
 /// println!("{}", apply(&connection, &plan).await?);
 /// # Ok(()) }
 /// ```

@@ -49,7 +49,7 @@ const UNTIL_MISSING: Patience = Patience {
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;
 /// let nodes = ["amqp://node-1", "amqp://node-2", "amqp://node-3"];
 /// let connection = Connection::open(nodes[0], "set-up").await?;
-/// let plan = Plan::new(&topology, connection.version())?;
+/// let plan = Plan::new(&topology, connection.version(), false)?;
 /// spread(&connection, &nodes, "set-up", &plan).await;
 /// println!("{}", apply(&connection, &plan).await?);
 /// # Ok(()) }

@@ -446,6 +446,7 @@ impl Builder {
             database: database
                 .clone()
                 .filter(|_| topology.tiers_using_postgres().next().is_some()),
+            has_database,
             #[cfg(feature = "deadpool-lapin")]
             pool,
         };

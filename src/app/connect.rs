@@ -33,6 +33,8 @@ pub(super) struct Connecting {
     /// The database of tiers in Postgres, if the map has any.
     #[cfg(feature = "postgres")]
     pub(super) database: Option<Database>,
+    /// Whether the app has a database, whether the map needs one or not.
+    pub(super) has_database: bool,
     #[cfg(feature = "deadpool-lapin")]
     pub(super) pool: Option<AppPool>,
 }
@@ -181,7 +183,7 @@ impl Connecting {
     async fn prepare(&self, connection: &Connection) -> Result<(), Error> {
         match self.on_connect {
             OnConnect::Apply => {
-                let plan = Plan::new(&self.topology, connection.version())?;
+                let plan = Plan::new(&self.topology, connection.version(), self.has_database)?;
                 let urls: Vec<_> = self.urls.iter().map(Secret::expose).collect();
                 spread(connection, &urls, &self.name, &plan).await;
                 let applied = apply(connection, &plan).await?;
@@ -194,7 +196,7 @@ impl Connecting {
                 }
             }
             OnConnect::Verify => {
-                let mut report = doctor(connection, &self.topology).await?;
+                let mut report = doctor(connection, &self.topology, self.has_database).await?;
                 if !report.is_well() {
                     report
                         .findings
@@ -204,7 +206,7 @@ impl Connecting {
                 }
             }
             OnConnect::Nothing => {
-                Plan::new(&self.topology, connection.version())?;
+                Plan::new(&self.topology, connection.version(), self.has_database)?;
             }
         }
         Ok(())

@@ -24,6 +24,8 @@ use crate::error::DatabaseError;
 use crate::postgres::Database;
 use crate::publish::{Publisher, PublisherStatus};
 #[cfg(feature = "postgres")]
+use crate::relay::Relay;
+#[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
@@ -254,6 +256,23 @@ impl Tierline {
             database.clone(),
             self.work.observers.clone(),
         ))
+    }
+
+    /// What publishes rows of tiers on the broker to the queues of their tiers, for workers that do not have the app's
+    /// database. Any number of processes may run it.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// app.relay()?.until_terminated().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn relay(&self) -> Result<Relay, Error> {
+        let database = self.log("run the relay")?.database();
+        Ok(Relay::new(self.work.clone(), database.clone()))
     }
 
     #[cfg(feature = "postgres")]

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use crate::TaskId;
-use crate::message::{Message, QUARANTINE_FROM, Received, properties};
+use crate::message::{Message, QUARANTINE_FROM, Received, properties, wire};
 use crate::postgres::Time;
 
 /// The rank of priority 0 in quarantine. Ordinary ranks are 0 or less.
@@ -150,6 +150,12 @@ impl ClaimedRow {
 
     fn read_message(self, tier: &Arc<str>, now: SystemTime) -> Received {
         let Some(encoded) = self.properties else {
+            let name = self.name.as_deref().unwrap_or_default();
+            if name.len().max(self.task.len()) > wire::LONGEST {
+                // Only a producer without the library can write such a row.
+                let problem = "its id or its task has more than 255 bytes";
+                return Received::unreadable(&self.task, name, self.payload, tier, now, problem);
+            }
             let id = match self.name {
                 Some(name) => TaskId::from(name),
                 None => TaskId::of_uuid(self.key.id),

@@ -83,6 +83,9 @@ labels! {
         NoDelays = "no delays",
         /// Its delay ended, and the map has no tier for it.
         Unroutable = "unroutable",
+        /// It was a row of a tier on the broker, and the relay cannot publish it: it is too large, or its id or headers
+        /// do not fit into a message.
+        Unpublishable = "unpublishable",
         /// The broker: a consumer rejected it without requeueing it.
         Rejected = "rejected",
         /// The broker, or a worker for a tier in Postgres: the TTL of its tier ended.
@@ -136,6 +139,7 @@ impl From<DeadReason> for Reason {
             DeadReason::NoDelays => Self::NoDelays,
             DeadReason::Unroutable => Self::Unroutable,
             DeadReason::Expired => Self::Expired,
+            DeadReason::Unpublishable => Self::Unpublishable,
         }
     }
 }
@@ -169,6 +173,7 @@ mod tests {
             "no delays",
             "unroutable",
             "expired",
+            "unpublishable",
         ] {
             let reason = DeadReason::parse(text).unwrap();
             assert_eq!(Reason::from(reason).as_str(), text);

@@ -20,10 +20,9 @@ use crate::error::{DatabaseError, DeadLetterError, PublishError};
 use crate::message::{Message, Redriven, properties};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing};
-use crate::route::{self, RouteRequest};
+use crate::route::{self, RouteRequest, Servers};
 use crate::task::Receipt;
 use crate::topology::Topology;
-use crate::topology::Version;
 use crate::{Error, TaskId};
 
 /// How long a claim lasts: longer than any batch takes to be published and marked.
@@ -97,12 +96,7 @@ impl DeadLetters {
                 problem: problem.into(),
             }));
         };
-        let prepared = prepare(
-            &self.topology,
-            publisher.broker_version(),
-            claimed,
-            &self.who,
-        );
+        let prepared = prepare(&self.topology, publisher.servers(), claimed, &self.who);
         let (letter, task, tier) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -186,11 +180,11 @@ impl DeadLetters {
     /// Publishes claimed rows concurrently, and returns the result of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
-        let broker = publisher.broker_version();
+        let servers = publisher.servers();
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;
-            let (letter, task, _) = match prepare(&self.topology, broker, claimed, &self.who) {
+            let (letter, task, _) = match prepare(&self.topology, servers, claimed, &self.who) {
                 Ok(prepared) => prepared,
                 Err(error) => return (id, Sent::Refused(error)),
             };
@@ -286,7 +280,7 @@ impl Claimed {
 /// The message that a row becomes, with its destination, its id and its tier.
 fn prepare(
     topology: &Topology,
-    broker: Version,
+    servers: Servers,
     claimed: Claimed,
     who: &str,
 ) -> Result<(Outgoing, TaskId, String), Error> {
@@ -305,7 +299,7 @@ fn prepare(
         tier: &claimed.tier,
         priority: message.priority,
     };
-    let route = route::destination(topology, broker, &message.task, origin, Duration::ZERO);
+    let route = route::destination(topology, servers, &message.task, origin, Duration::ZERO);
     let route = route.map_err(|error| match error {
         Error::Publish(PublishError::UnmappedTask { task }) => refused(format!(
             "its task `{task}` is not mapped to a tier: add it to [tasks] in the map"

@@ -279,6 +279,13 @@ fn advice(failing: &Failing<'_>, cause: RootCause, now: SystemTime) -> (Advice, 
              its handler neither retry nor snooze",
         );
     }
+    if failing.sample.reason == Reason::Unpublishable {
+        return (
+            Advice::FixFirst,
+            "the broker does not take it as it is: raise max_message_size if it takes more, or give its task a tier \
+             with queue = \"postgres\", then redrive it",
+        );
+    }
     match cause {
         RootCause::ProviderOutage if is_recent => (
             Advice::RedriveLater,

@@ -43,10 +43,13 @@ pub enum DeadReason {
     Unroutable,
     /// It waited for longer than the `ttl` of its tier, which is in Postgres. Queues of the broker do this themselves.
     Expired,
+    /// It was a row of a tier on the broker, and the relay cannot publish it: it is larger than the broker takes, or its
+    /// id or headers do not fit into a message.
+    Unpublishable,
 }
 
 impl DeadReason {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,
@@ -56,6 +59,7 @@ impl DeadReason {
         Self::NoDelays,
         Self::Unroutable,
         Self::Expired,
+        Self::Unpublishable,
     ];
 
     /// The reason in words, as it is written to headers and logs.
@@ -70,6 +74,7 @@ impl DeadReason {
             Self::NoDelays => "no delays",
             Self::Unroutable => "unroutable",
             Self::Expired => "expired",
+            Self::Unpublishable => "unpublishable",
         }
     }
 

@@ -80,6 +80,32 @@ impl Received {
         }
     }
 
+    /// A message that cannot become a task, because of its task's name or its id.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn unreadable(
+        task: &str,
+        id: &str,
+        payload: Vec<u8>,
+        tier: &Arc<str>,
+        arrived_at: SystemTime,
+        problem: &str,
+    ) -> Self {
+        let cut = |text| wire::cut(text, wire::LONGEST);
+        let (task, id) = (cut(task), cut(id));
+        let properties = BasicProperties::default().with_type(task.into());
+        let properties = properties.with_message_id(id.into());
+        let unreadable = Unreadable {
+            problem: problem.to_owned(),
+            task: task.to_owned(),
+            id: TaskId::from(id),
+            payload,
+        };
+        Self {
+            message: Err(unreadable).into(),
+            ..Self::new(properties, Vec::new(), None, tier.clone(), arrived_at)
+        }
+    }
+
     /// The message. The first call parses it. For most messages that is the job in a slot, so that a group's ticks
     /// are short.
     pub(crate) fn message(&self) -> Result<&Message, &Unreadable> {
@@ -204,6 +230,12 @@ impl Received {
     /// The properties of `message`, which follows this one: a retry or a copy.
     pub(crate) fn successor(&self, message: &Message) -> BasicProperties {
         message.follow(&self.properties(), self.repaired.as_ref())
+    }
+
+    /// Whether it came with properties. A row without them is a first attempt that its columns describe completely.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn has_properties(&self) -> bool {
+        !self.is_known
     }
 
     /// The properties that it came with.

@@ -100,8 +100,8 @@ pub(crate) use carry::repaired_before;
 use carry::{carried_on, sent_again};
 pub(crate) use enqueued::stated_enqueued_at;
 use enqueued::{ENQUEUED_AT, has_time};
-use fields::{count, cut, insert, long, time};
-pub(crate) use fields::{integer, milliseconds, text};
+use fields::{count, insert, long, time};
+pub(crate) use fields::{cut, integer, milliseconds, text};
 use history::{history, history_text};
 
 /// The version of the format that this release writes, and the newest that it reads. It reads all before.
@@ -120,7 +120,7 @@ const PERSISTENT: u8 = 2;
 /// What a header of text takes in a frame beside its name and value: two lengths and a type.
 const FIELD_OVERHEAD: usize = 6;
 /// The longest name, identifier or type that AMQP carries, in bytes.
-const LONGEST: usize = 255;
+pub(crate) const LONGEST: usize = 255;
 
 impl Message {
     /// The properties that publish this message, which was [checked](Self::check). `is_id_drawn` says that this publish

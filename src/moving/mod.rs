@@ -267,7 +267,9 @@ impl<'a> Mover<'a> {
                 "in Postgres: {} ready, {} scheduled and {} running tasks",
                 rows.ready, rows.scheduled, rows.running
             ),
-            "workers with this file take them; run this again when they are done",
+            "workers with this file take them; run this again when they are done. Delays of more than 27 minutes stay \
+             rows: if the tier has such tasks all the time and its workers keep this database, or a relay runs, \
+             formerly can be removed before",
         ))
     }
 

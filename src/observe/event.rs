@@ -119,6 +119,11 @@ pub enum Event<'a> {
         /// The task.
         task: TaskRef<'a>,
     },
+    /// The relay published a row of a tier on the broker to the tier's queue, and the broker has stored it.
+    Relayed {
+        /// The task.
+        task: TaskRef<'a>,
+    },
     /// A worker got a task from the queue of a tier that the map no longer gives it.
     Strayed {
         /// The task, with the tier whose queue it was in.

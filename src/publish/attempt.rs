@@ -28,9 +28,26 @@ pub(super) struct PublishAttempt {
     pub(super) outgoing: Outgoing,
     pub(super) id: TaskId,
     pub(super) deadline: Instant,
-    /// Whether a message without a confirm must not be sent again.
-    pub(super) is_once: bool,
+    pub(super) patience: Patience,
     pub(super) _under_way: TaskTrackerToken,
+}
+
+/// What ends the attempts to send a message before their deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// A confirm alone.
+    Full,
+    /// Also a confirm that is lost with its connection: the message may be stored.
+    UnlessLost,
+    /// Also a broker that refuses the message.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(
+            dead_code,
+            reason = "the relay alone has another place for the message"
+        )
+    )]
+    UnlessRefused,
 }
 
 /// Why a message is not confirmed, for the error at the deadline.
@@ -63,6 +80,9 @@ impl Inner {
                 return Box::pin(self.insert_until_committed(attempt, row)).await;
             }
         };
+        if self.is_long_delay(message) {
+            Box::pin(self.check_long_delay(attempt, message)).await?;
+        }
         let mut attempted = None;
         // Nearly all messages take this path. It is kept short, because a thousand of its futures are
         // alive at once.
@@ -85,7 +105,7 @@ impl Inner {
         let PublishAttempt {
             id,
             deadline,
-            is_once,
+            patience,
             ..
         } = attempt;
         let mut pause = FIRST_PAUSE;
@@ -123,8 +143,12 @@ impl Inner {
                 Ok(SendOutcome::NotSent) => SendFailure::Down("the channel was closed".to_owned()),
                 Err(failure) => failure,
             };
-            let is_lost = matches!(failure, SendFailure::Lost(_));
-            if Instant::now() + pause >= *deadline || (*is_once && is_lost) {
+            let is_over = match patience {
+                Patience::Full => false,
+                Patience::UnlessLost => matches!(failure, SendFailure::Lost(_)),
+                Patience::UnlessRefused => matches!(failure, SendFailure::Refused),
+            };
+            if is_over || Instant::now() + pause >= *deadline {
                 return Err(lost.unwrap_or(failure).into_error(id.clone()));
             }
             match failure {
@@ -190,6 +214,33 @@ impl Inner {
         let is_direct = message.exchange == names.tasks_exchange()
             && message.routing_key == names.routing_key(tier);
         is_direct.then(|| names.queue(tier))
+    }
+
+    /// Whether a message is on its way to the delay queues that all tiers share.
+    pub(super) fn is_long_delay(&self, message: &OutgoingMessage) -> bool {
+        message.exchange.starts_with(&self.long_delays)
+    }
+
+    /// Refuses a long delay that the broker has no queue for: publishing to an exchange that is not there ends the
+    /// whole channel.
+    async fn check_long_delay(
+        &self,
+        attempt: &PublishAttempt,
+        message: &OutgoingMessage,
+    ) -> Result<(), Error> {
+        // The queue of a level has the name of its exchange.
+        let queue = message.exchange.as_str();
+        let state = self
+            .lookups
+            .state(&self.pools, &message.tier, queue, attempt.deadline);
+        match state.await {
+            Ok(QueueState::Missing) => Err(Error::Publish(PublishError::NoLongDelays {
+                id: attempt.id.clone(),
+                queue: queue.into(),
+            })),
+            // What else is wrong shows when it is sent.
+            _ => Ok(()),
+        }
     }
 
     fn unroutable(&self, attempt: &PublishAttempt, message: &OutgoingMessage) -> Error {

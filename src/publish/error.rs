@@ -75,10 +75,10 @@ pub enum PublishError {
         highest: Option<u8>,
     },
 
-    /// A message was to be delayed in the broker for longer than its ladders reach.
+    /// A message was to be delayed in the broker for longer than its ladders reach. With a database it would be a row.
     #[error(
-        "a delay of {} is above the {} that the broker holds; keep it in a table of your own, and \
-         publish it when it is due",
+        "a delay of {} is above the {} that the broker holds; give the app a database, which holds longer ones, or \
+         keep it in a table of your own and publish it when it is due",
         humantime::format_duration(*delay), humantime::format_duration(*longest)
     )]
     DelayTooLong {
@@ -98,6 +98,21 @@ pub enum PublishError {
         task: Box<str>,
         /// Its tier.
         tier: Box<str>,
+    },
+
+    /// A message was to be delayed for longer than the delay queues of its tier reach, the app has no database for
+    /// it, and the broker does not have the queues for longer delays. It was not stored.
+    #[error(
+        "task {id} was not stored: its delay is above the {} that the queues of its tier hold, and the broker has no \
+         queue {queue}; give the app a database, in which such a delay is a row, or set long_delays = true in \
+         [broker] of the map and apply it",
+        humantime::format_duration(crate::topology::delay::MAX_TIER_DELAY)
+    )]
+    NoLongDelays {
+        /// The task's identifier.
+        id: TaskId,
+        /// The queue that it would wait in.
+        queue: Box<str>,
     },
 
     /// The broker has no queue for the message: it was not stored.
@@ -181,6 +196,7 @@ impl PublishError {
             | PublishError::InvalidPriority { .. }
             | PublishError::DelayTooLong { .. }
             | PublishError::NoDelays { .. }
+            | PublishError::NoLongDelays { .. }
             | PublishError::Unroutable { .. }
             | PublishError::QueueDown { .. }
             | PublishError::Refused { .. }
@@ -198,7 +214,9 @@ impl PublishError {
             | PublishError::InvalidPriority { .. }
             | PublishError::DelayTooLong { .. }
             | PublishError::NoDelays { .. } => ErrorKind::Invalid,
-            PublishError::Unroutable { .. } => ErrorKind::Mismatch,
+            PublishError::NoLongDelays { .. } | PublishError::Unroutable { .. } => {
+                ErrorKind::Mismatch
+            }
             PublishError::Refused { .. } | PublishError::Blocked { .. } => ErrorKind::Overloaded,
             PublishError::NotConnected { .. }
             | PublishError::QueueDown { .. }

@@ -28,8 +28,8 @@ struct Lookup {
 }
 
 impl QueueLookups {
-    /// For the queues of all tiers, now and before they moved, those of their dead letters, and that of unrouted
-    /// messages.
+    /// For the queues of all tiers, now and before they moved, those of their dead letters, that of unrouted
+    /// messages, and those of long delays.
     pub(super) fn new(topology: &Topology) -> Self {
         let names = topology.names();
         let tiers = topology.tiers_using_broker();
@@ -38,6 +38,7 @@ impl QueueLookups {
             queues.flat_map(|tier| [names.queue(tier), names.dead_letter_queue(&tier.name)]);
         let former = tiers.filter_map(|tier| names.former_queue(tier));
         let queues = queues.chain(former).chain([names.unrouted()]);
+        let queues = queues.chain(names.long_delay_levels());
         Self(queues.map(|queue| (queue, Mutex::default())).collect())
     }
 

@@ -102,6 +102,7 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
             Err(error) => return Entry::Finished(Err(error)),
         };
         if let Some(message) = attempt.outgoing.message()
+            && !self.publisher.is_long_delay(message)
             && let Some((connection, channel)) =
                 self.publisher.pools.of(&message.tier).ready_channel()
             && let Ok(confirm) = channel.try_send(message.clone())

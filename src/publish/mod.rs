@@ -42,12 +42,12 @@ use crate::amqp::{Connection, QueueState};
 use crate::backlog::RowWriters;
 use crate::message::Message;
 use crate::observe::Observers;
-use crate::route::{self, Destination, RouteRequest};
+use crate::route::{self, Address, Destination, RouteRequest, Servers};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::Version;
 use crate::{Error, TaskId};
-use attempt::{PublishAttempt, SendFailure};
+use attempt::{Patience, PublishAttempt, SendFailure};
 pub(crate) use connection::Connections;
 use lookup::QueueLookups;
 pub(crate) use outgoing::{Content, Outgoing, OutgoingMessage};
@@ -85,9 +85,11 @@ struct Inner {
     topology: Topology,
     pools: Pools,
     lookups: QueueLookups,
-    /// What inserts the rows of tiers in Postgres, if the map has any.
+    /// What inserts rows, if there is a database.
     #[cfg(feature = "postgres")]
     rows: Option<RowWriters>,
+    /// How the names of the exchanges begin in which delays wait that are longer than a tier's own queues reach.
+    long_delays: String,
     trace: TraceContext,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
@@ -147,6 +149,7 @@ impl Publisher {
         Self {
             inner: Arc::new(Inner {
                 lookups: QueueLookups::new(&topology),
+                long_delays: topology.names().long_delays(),
                 topology,
                 pools,
                 #[cfg(feature = "postgres")]
@@ -207,7 +210,8 @@ impl Publisher {
         deadline: Instant,
     ) -> Result<(), Error> {
         let message = message.into();
-        self.forward_attempt(message, id, deadline, false).await
+        let patience = Patience::Full;
+        self.forward_attempt(message, id, deadline, patience).await
     }
 
     /// Likewise, but does not send the message again if its confirm is lost with a connection: it may be stored.
@@ -218,7 +222,21 @@ impl Publisher {
         deadline: Instant,
     ) -> Result<(), Error> {
         let message = message.into();
-        self.forward_attempt(message, id, deadline, true).await
+        let patience = Patience::UnlessLost;
+        self.forward_attempt(message, id, deadline, patience).await
+    }
+
+    /// Likewise, but returns at once if the broker refuses the message.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn forward_unless_refused(
+        &self,
+        message: impl Into<Outgoing>,
+        id: &TaskId,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let message = message.into();
+        let patience = Patience::UnlessRefused;
+        self.forward_attempt(message, id, deadline, patience).await
     }
 
     async fn forward_attempt(
@@ -226,7 +244,7 @@ impl Publisher {
         outgoing: Outgoing,
         id: &TaskId,
         deadline: Instant,
-        is_once: bool,
+        patience: Patience,
     ) -> Result<(), Error> {
         let under_way = self.inner.begin(|| format!("publish {id}"))?;
         if outgoing.message().is_some() {
@@ -237,7 +255,7 @@ impl Publisher {
             outgoing,
             id: id.clone(),
             deadline,
-            is_once,
+            patience,
         };
         self.inner.send_until_confirmed(&attempt).await
     }
@@ -268,6 +286,16 @@ impl Publisher {
             Broker::Ready(version) => version,
             Broker::NotReady(_) => ASSUMED_VERSION,
         }
+    }
+
+    /// Whether messages can be stored as rows.
+    pub(crate) fn has_database(&self) -> bool {
+        self.inner.has_database()
+    }
+
+    /// What decides where a message goes, beside the map.
+    pub(crate) fn servers(&self) -> Servers {
+        self.inner.servers(self.broker_version())
     }
 
     /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
@@ -324,17 +352,30 @@ impl fmt::Debug for Publisher {
 }
 
 impl Inner {
-    /// What is known of the broker. A task of a tier in Postgres needs none.
+    /// What is known of the broker. A task that becomes a row needs none.
     fn broker_for(&self, request: &PublishRequest) -> Broker {
         match self.pools.broker() {
-            Broker::NotReady(cause) => {
-                let mapped = self.topology.task(&request.task);
-                match mapped.is_some_and(|task| !self.topology.is_on_broker(&task.tier)) {
-                    true => Broker::Ready(ASSUMED_VERSION),
-                    false => Broker::NotReady(cause),
+            Broker::NotReady(cause) => match self.route(request, ASSUMED_VERSION) {
+                Ok(route) if matches!(route.address, Address::Row { .. }) => {
+                    Broker::Ready(ASSUMED_VERSION)
                 }
-            }
+                _ => Broker::NotReady(cause),
+            },
             ready => ready,
+        }
+    }
+
+    fn has_database(&self) -> bool {
+        #[cfg(feature = "postgres")]
+        return self.rows.is_some();
+        #[cfg(not(feature = "postgres"))]
+        false
+    }
+
+    fn servers(&self, broker: Version) -> Servers {
+        Servers {
+            broker,
+            has_database: self.has_database(),
         }
     }
 
@@ -370,13 +411,16 @@ impl Inner {
             request.traceparent = self.trace.current();
         }
         let deadline = deadline(&request);
-        let is_once = request.once;
+        let patience = match request.once {
+            true => Patience::UnlessLost,
+            false => Patience::Full,
+        };
         let (outgoing, id) = self.address(request, broker)?;
         Ok(PublishAttempt {
             outgoing,
             id,
             deadline,
-            is_once,
+            patience,
             _under_way: under_way,
         })
     }
@@ -417,7 +461,8 @@ impl Inner {
     ) -> Result<Destination, Error> {
         let (topology, task) = (&self.topology, &request.task);
         let delay = request.delay.unwrap_or_default();
-        let route = route::destination(topology, broker, task, route_request, delay)?;
+        let servers = self.servers(broker);
+        let route = route::destination(topology, servers, task, route_request, delay)?;
         route::check_size(topology, task, &request.payload)?;
         Ok(route)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::Inner;
-use super::attempt::PublishAttempt;
+use super::attempt::{Patience, PublishAttempt};
 use crate::Error;
 use crate::backlog::{InsertFailure, NewRow};
 use crate::error::{PublishError, TopologyError};
@@ -38,7 +38,8 @@ impl Inner {
             let is_lost = matches!(failure, InsertFailure::Lost(_));
             let is_over = Instant::now() + pause >= attempt.deadline;
             let is_final = matches!(failure, InsertFailure::Refused(_));
-            if is_over || is_final || (attempt.is_once && is_lost) {
+            let is_once = attempt.patience == Patience::UnlessLost;
+            if is_over || is_final || (is_once && is_lost) {
                 let failure = match failure {
                     InsertFailure::NotSent(_) => full.unwrap_or(failure),
                     failure => failure,

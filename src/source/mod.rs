@@ -162,6 +162,25 @@ pub(crate) fn unreadable(received: &Received) -> Next {
     }
 }
 
+/// The dead letter of a message whose history has this failure too.
+pub(crate) fn dead(message: &Message, reason: DeadReason, failure: Failure) -> Next {
+    Next::Dead {
+        message: Some(Box::new(message.clone().failed(&failure))),
+        reason,
+        failure,
+    }
+}
+
+/// What follows on a message whose task the map does not have.
+pub(crate) fn unmapped(message: &Message) -> Next {
+    let problem = format!(
+        "task `{}` is not mapped to a tier: add it to [tasks] in the map, then redrive it",
+        message.task
+    );
+    let failure = Failure::new(FailureKind::NotStarted, problem);
+    dead(message, DeadReason::UnknownTask, failure)
+}
+
 /// The failure of a task that was to run again later in a tier without delay queues; `failure` is that of its
 /// attempt, if it failed.
 pub(crate) fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::difference::differences;
 use super::timeline::{Timeline, later};
 use crate::message::Message;
-use crate::route::{self, RouteRequest};
+use crate::route::{self, RouteRequest, Servers};
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
 use crate::topology::QUORUM_PRIORITIES_SINCE;
 use crate::{Error, Topology};
@@ -157,9 +157,13 @@ impl RecordingPublisher {
             priority: request.priority,
             is_row,
         };
-        let newest = QUORUM_PRIORITIES_SINCE;
+        // As an app with both servers: what it refuses, every app refuses.
+        let servers = Servers {
+            broker: QUORUM_PRIORITIES_SINCE,
+            has_database: true,
+        };
         let delay = request.delay.unwrap_or_default();
-        let route = route::destination(topology, newest, &request.task, route_request, delay)?;
+        let route = route::destination(topology, servers, &request.task, route_request, delay)?;
         route::check_size(topology, &request.task, &request.payload)?;
         let (tier, priority) = (&route.tier, route.priority);
         Ok(Message::first(request, tier, priority, self.timeline.now()))

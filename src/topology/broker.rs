@@ -1,11 +1,11 @@
-//! `[broker]`: settings of the broker that a client cannot query.
+//! `[broker]`: settings of the broker that a client cannot query, and whether it holds long delays.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::reader::Reader;
 
-/// The settings of `[broker]`. They describe the broker and change nothing on it.
+/// The settings of `[broker]`. All but `long_delays` describe the broker and change nothing on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BrokerSettings {
@@ -16,6 +16,10 @@ pub struct BrokerSettings {
     /// The largest message that the broker takes, in bytes (its `max_message_size`). From 1 KiB to
     /// 512 MiB; default 16 MiB, which every supported version takes (before 4.0 it is 128 MiB).
     pub max_message_size: u64,
+    /// Whether delays of more than [27 minutes](super::delay::MAX_TIER_DELAY) wait in queues of the broker although the
+    /// app has a database. Default: no, they are rows of their tier, and the eleven queues for them are not
+    /// declared. A process without a database declares and uses those queues in any case.
+    pub long_delays: bool,
 }
 
 impl Default for BrokerSettings {
@@ -23,6 +27,7 @@ impl Default for BrokerSettings {
         Self {
             ack_timeout: Duration::from_secs(30 * 60),
             max_message_size: 16 << 20,
+            long_delays: false,
         }
     }
 }
@@ -38,9 +43,11 @@ pub(super) fn read(root: &mut Reader<'_>) -> BrokerSettings {
     };
     let ack_timeout = section.duration("ack_timeout", ACK_TIMEOUT);
     let max_message_size = section.size("max_message_size", MAX_MESSAGE_SIZE);
+    let long_delays = section.boolean("long_delays");
     section.finish(&[]);
     BrokerSettings {
         ack_timeout: ack_timeout.unwrap_or(default.ack_timeout),
         max_message_size: max_message_size.unwrap_or(default.max_message_size),
+        long_delays: long_delays.unwrap_or(default.long_delays),
     }
 }

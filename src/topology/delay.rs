@@ -6,7 +6,8 @@
 //! of a queue wait equally long, so none blocks another, and the hops are the ones of the number.
 //!
 //! Levels 0 to 13 exist once per tier, so that one tier's wave of retries delays no other. Levels
-//! 14 to 24 are shared, and hand over to the tier's own.
+//! 14 to 24 are shared, and hand over to the tier's own. They are declared and used only by processes without a
+//! database, unless the map has `long_delays = true`: with a database, a delay above [`MAX_TIER_DELAY`] is a row.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -27,6 +28,9 @@ use crate::error::PublishError;
 
 /// The unit of delays, which are rounded up to it.
 pub const UNIT: Duration = Duration::from_millis(100);
+
+/// The longest delay in the queues of one tier, 27 minutes: 2^14 - 1 units.
+pub const MAX_TIER_DELAY: Duration = Duration::from_millis(100 * ((1 << SHORT_LEVELS) - 1));
 
 /// The longest delay in the broker.
 pub const MAX_DELAY: Duration = Duration::from_secs(30 * 86_400);

@@ -69,6 +69,20 @@ pub enum TopologyError {
         tiers: Box<str>,
     },
 
+    /// A tier was to be relayed that the map does not have on the broker.
+    #[error(
+        "tier {tier:?} is not on the broker, so it cannot be relayed{}; these are: {on_broker}",
+        near.as_ref().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default()
+    )]
+    NotOnBroker {
+        /// The tier.
+        tier: Box<str>,
+        /// A tier of nearly that name.
+        near: Option<Box<str>>,
+        /// The tiers that are on the broker.
+        on_broker: Box<str>,
+    },
+
     /// A tier was to be moved that has no `formerly` in the map.
     #[error(
         "tier {tier:?} is not moving: the map {}{}",
@@ -99,9 +113,9 @@ impl TopologyError {
             | TopologyError::NoBroker { .. }
             | TopologyError::NoDatabase { .. } => ErrorKind::Configuration,
             TopologyError::InvalidSchedule { .. } => ErrorKind::Invalid,
-            TopologyError::UnknownSchedule { .. } | TopologyError::NotMoving { .. } => {
-                ErrorKind::NotFound
-            }
+            TopologyError::UnknownSchedule { .. }
+            | TopologyError::NotMoving { .. }
+            | TopologyError::NotOnBroker { .. } => ErrorKind::NotFound,
         }
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //! # use tierline::topology::{export::Definitions, plan::Plan};
 //! let topology = tierline::Topology::load("topology/minimal.toml")?;
-//! let plan = Plan::new(&topology, "4.3.6".parse()?)?;
+//! let plan = Plan::new(&topology, "4.3.6".parse()?, false)?;
 //! let definitions = Definitions::new(&topology, &plan, "/");
 //! assert_eq!(definitions.permissions[0].user, "shop.publisher");
 //! # Ok::<(), tierline::Error>(())
@@ -157,6 +157,7 @@ fn publishing_pattern(topology: &Topology) -> String {
     if ladders.is_empty() {
         return format!(r"{app}\.tasks");
     }
+    // Also where long delays are rows: a process without a database may have the same user.
     let ladders = any(ladders.into_iter().chain(["long"]));
     format!(r"{app}\.(tasks|delay\.{ladders}\.[0-9]+)")
 }

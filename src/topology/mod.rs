@@ -16,6 +16,7 @@
 //! | **`[broker]`** | settings of the broker that a client cannot query | | |
 //! | `ack_timeout` | how long the broker waits for an acknowledgement | `"1s"` to `"365d"` | `"30m"` |
 //! | `max_message_size` | the largest message the broker takes | `"1KiB"` to `"512MiB"` | `"16MiB"` |
+//! | `long_delays` | whether delays of more than 27 minutes wait in the broker although the app has a database; see below | `true`, `false` | `false` |
 //! | **`[tiers.NAME]`** | one urgency, one queue or the rows of a table | at least one tier | |
 //! | `queue` | where the tier's messages wait: in a queue of this type, or as rows in Postgres | `"classic"`, `"quorum"`, `"postgres"` | required |
 //! | `max_priority` | the highest priority of a message | classic and postgres 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic and postgres 10; quorum none |
@@ -51,6 +52,25 @@
 //! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`, `w`) or words for these, in whole milliseconds:
 //! `"100ms"`, `"1h30m"`, `"5 sec"`; see [`IntoDuration`](crate::task::IntoDuration). Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
 //! is an error. All the mistakes of a file are reported at once, each with its line and column.
+//!
+//! # Long delays
+//! A tier on the broker has delay queues of its own for delays of up to 27 minutes, for publishes, retries and
+//! snoozes alike. Where longer ones wait depends on what the process has that sends the task:
+//!
+//! | the process | `long_delays` | up to 30 days | above |
+//! |---|---|---|---|
+//! | has a database ([`Builder::postgres`](crate::Builder)) | `false` | a row of the tier | a row of the tier |
+//! | has a database | `true` | in queues that all tiers share | a row of the tier |
+//! | has none | either | in queues that all tiers share | refused: [`DelayTooLong`](crate::error::PublishError::DelayTooLong) |
+//!
+//! A row needs somebody who takes it when it is due: a worker of its tier with the same database, or else a relay,
+//! which publishes it to the tier's queue. So an app whose publishers have a database and whose workers have none runs
+//! a relay, or sets `long_delays = true`.
+//!
+//! The shared queues, `{app}.delay.long.14` to `.24`, are declared by processes without a database, and with
+//! `long_delays = true` by all. If a process without a database declares nothing ([`OnConnect`](crate::OnConnect)) and
+//! they are missing, a publish with a long delay is [`NoLongDelays`](crate::error::PublishError::NoLongDelays). If they
+//! are there from before, what is in them reaches its tier as ever, and the doctor says which of them can be deleted.
 //!
 //! # Priorities
 //! The broker delivers messages with a higher priority first. The range of priorities, and the default
@@ -246,6 +266,13 @@ impl Topology {
     /// Whether the messages of this tier wait on the broker.
     pub(crate) fn is_on_broker(&self, tier: &str) -> bool {
         self.tier(tier).is_some_and(|tier| tier.home.is_on_broker())
+    }
+
+    /// Whether a process with or without a database has the delays that are longer than a tier's own delay queues reach
+    /// in queues of the broker. In a map with tiers in Postgres every process has a database.
+    pub(crate) fn has_long_delay_queues(&self, has_database: bool) -> bool {
+        let has_database = has_database || self.tiers_using_postgres().next().is_some();
+        self.broker().long_delays || !has_database
     }
 
     /// Which of a cluster's nodes the queues of a tier are declared through, and its clients connect to first: the tier's

@@ -83,6 +83,11 @@ impl<'a> Names<'a> {
             .collect()
     }
 
+    /// `{app}.delay.long.`: how the names of everything begin in which delays of all tiers wait.
+    pub(crate) fn long_delays(&self) -> String {
+        format!("{}.delay.long.", self.app)
+    }
+
     /// Whether this is an exchange or queue of the tier's own delays.
     pub(crate) fn is_delay_of(&self, tier: &str, name: &str) -> bool {
         name.starts_with(&format!("{}.delay.{tier}.", self.app))

@@ -6,7 +6,7 @@
 //! ```
 //! # use tierline::topology::plan::Plan;
 //! let topology = tierline::Topology::load("topology/minimal.toml")?;
-//! let plan = Plan::new(&topology, "4.3.6".parse()?)?;
+//! let plan = Plan::new(&topology, "4.3.6".parse()?, false)?;
 //! assert_eq!(plan.exchanges[0].name, "shop.tasks");
 //! assert_eq!(plan.tasks["email.send_receipt"].routing_key, "default");
 //! # Ok::<(), tierline::Error>(())
@@ -157,14 +157,15 @@ pub struct PublishTarget {
 }
 
 impl Plan {
-    /// Plans `topology` for a broker of this version.
+    /// Plans `topology` for a broker of this version, and for processes with or without a database: with one, long
+    /// delays are rows, and [need no queues](super#long-delays) unless the map has `long_delays = true`.
     ///
     /// The declarations are the same on every version; the version only decides whether the
     /// broker has what the file asks for.
     ///
     /// # Errors
     /// [`BrokerError::UnsupportedVersion`]; [`BrokerError::UnsupportedPriorities`] for a quorum tier with priorities on a broker before 4.3.
-    pub fn new(topology: &Topology, broker: Version) -> Result<Self, Error> {
+    pub fn new(topology: &Topology, broker: Version, has_database: bool) -> Result<Self, Error> {
         let broker = broker.supported()?;
         let names = topology.names();
         let mut plan = Self {
@@ -193,7 +194,7 @@ impl Plan {
         let of_no_tier = tiers().count();
         plan.unrouted(&names, of_no_tier);
         let delayed = tiers().filter(|(_, it)| it.delays);
-        if delayed.clone().next().is_some() {
+        if delayed.clone().next().is_some() && topology.has_long_delay_queues(has_database) {
             plan.long_ladder(&names, delayed.clone().map(|(_, tier)| tier), of_no_tier);
         }
         for (share, tier) in delayed {

@@ -14,7 +14,7 @@ use super::{Shared, WIND_DOWN};
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
-use crate::source::{Handle, LeasedRun, Next, task_ref, unreadable};
+use crate::source::{Handle, LeasedRun, Next, dead, task_ref, unmapped, unreadable};
 use crate::task::{CancelReason, Cancellation, TaskEnding, TaskOptions};
 
 /// A delivery of a group: the index of its source, and its handle there.
@@ -215,23 +215,6 @@ fn next(shared: &Shared, message: &Message, verdict: Verdict, ran: Duration) -> 
         },
         Verdict::Dead { reason, failure } => dead(message, reason, failure),
     }
-}
-
-fn dead(message: &Message, reason: DeadReason, failure: Failure) -> Next {
-    Next::Dead {
-        message: Some(Box::new(message.clone().failed(&failure))),
-        reason,
-        failure,
-    }
-}
-
-fn unmapped(message: &Message) -> Next {
-    let problem = format!(
-        "task `{}` is not mapped to a tier: add it to [tasks] in the map, then redrive it",
-        message.task
-    );
-    let failure = Failure::new(FailureKind::NotStarted, problem);
-    dead(message, DeadReason::UnknownTask, failure)
 }
 
 fn hung(message: &Message, since: Duration) -> Next {

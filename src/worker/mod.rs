@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "postgres")]
+pub(crate) use serve::DEFAULT_CRASH_BUDGET;
 pub use serve::Worker;
 pub(crate) use serve::WorkerParts;
 

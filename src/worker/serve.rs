@@ -41,7 +41,7 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 /// How long dropped tasks may take to be given back.
 const GIVE_BACK: Duration = Duration::from_millis(900);
 /// How often a worker may die while it runs a task from quarantine, unless the app says otherwise.
-const DEFAULT_CRASH_BUDGET: u32 = 3;
+pub(crate) const DEFAULT_CRASH_BUDGET: u32 = 3;
 
 /// A worker that is about to begin; see [`Tierline::work`](crate::Tierline::work).
 ///
@@ -75,6 +75,31 @@ pub(crate) struct WorkerParts {
     pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) collector: Option<StartCollector>,
+}
+
+impl WorkerParts {
+    /// What the sources of a worker or a relay share.
+    pub(crate) fn consumer_settings(
+        &self,
+        suspects: Arc<Suspects>,
+        crash_budget: u32,
+    ) -> ConsumerSettings {
+        ConsumerSettings {
+            topology: self.topology.clone(),
+            urls: self.urls.clone(),
+            connection_name: self.connection_name.clone(),
+            publisher: self.publisher.clone(),
+            #[cfg(feature = "postgres")]
+            database: self.database.clone(),
+            observers: self.observers.clone(),
+            worker: worker_name(),
+            version: self.version.clone(),
+            may_declare: self.may_declare,
+            dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
+            suspects,
+            redeclared: Default::default(),
+        }
+    }
 }
 
 /// Starts the collector beside a worker; it runs until the future that it is given completes.
@@ -156,27 +181,13 @@ impl Worker {
         } = self;
         unreadable.check()?;
         parts.publisher.check_open("start a worker")?;
-        let registry = parts.registry.map_err(Error::Shared)?;
+        let registry = parts.registry.clone().map_err(Error::Shared)?;
         let groups = check(&parts.topology, &registry, &groups)?;
         let watchdog = Watchdog::start(parts.observers.clone(), parts.abort_when_hung)
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         let shutting_down = Cancellation::new();
-        let settings = Arc::new(ConsumerSettings {
-            topology: parts.topology.clone(),
-            urls: parts.urls,
-            connection_name: parts.connection_name,
-            publisher: parts.publisher,
-            #[cfg(feature = "postgres")]
-            database: parts.database.clone(),
-            observers: parts.observers,
-            worker: worker_name(),
-            version: parts.version,
-            may_declare: parts.may_declare,
-            dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
-            suspects: parts.suspects,
-            redeclared: Default::default(),
-        });
+        let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();
         let shared = Arc::new(Shared {
             #[cfg(feature = "postgres")]

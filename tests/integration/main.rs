@@ -34,6 +34,8 @@ mod public_api;
 mod publish;
 mod python_producer;
 #[cfg(feature = "postgres")]
+mod relay;
+#[cfg(feature = "postgres")]
 mod schedule;
 mod testing;
 mod topology;

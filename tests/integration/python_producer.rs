@@ -42,7 +42,7 @@ async fn a_task_published_from_python_is_run_by_a_rust_handler() {
         .await
         .unwrap();
     let broker = tierline::amqp::Connection::open(vhost.amqp_url(), "test");
-    let plan = Plan::new(&topology, broker.await.unwrap().version()).unwrap();
+    let plan = Plan::new(&topology, broker.await.unwrap().version(), false).unwrap();
     // What `tierline topology plan --json` prints.
     let file = std::env::temp_dir().join(format!("{}.json", vhost.name()));
     std::fs::write(&file, serde_json::to_string(&plan).unwrap()).unwrap();

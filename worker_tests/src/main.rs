@@ -1,7 +1,7 @@
 //! A worker whose handlers do what they are told: note that they ran, abort, or never yield.
 //!
 //! It takes the broker from `AMQP_URL` or the database from `DATABASE_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
-//! and the grace period in milliseconds from `GRACE`. With `ABORT_WHEN_HUNG` it may end its process, with
+//! and the grace period in milliseconds from `GRACE`. With `RELAY` it has both servers, and is a relay in place of a worker. With `ABORT_WHEN_HUNG` it may end its process, with
 //! `CURRENT_THREAD` it has a runtime of one thread. What happens is printed, a line each.
 
 use std::fs::{File, OpenOptions};
@@ -126,7 +126,9 @@ async fn work() -> Result<()> {
     registry.register_with::<Spin, _>(spin, limits)?;
     let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
     let builder = Tierline::builder(topology);
+    let is_relay = std::env::var("RELAY").is_ok();
     let builder = match std::env::var("DATABASE_URL") {
+        Ok(url) if is_relay => builder.postgres(url).amqp(setting("AMQP_URL")?),
         Ok(url) => builder.postgres(url),
         Err(_) => builder.amqp(setting("AMQP_URL")?),
     };
@@ -137,6 +139,10 @@ async fn work() -> Result<()> {
         .observe(print)
         .connect()
         .await?;
+    if is_relay {
+        println!("relays");
+        return Ok(app.relay()?.until_terminated().await?);
+    }
     let grace = Duration::from_millis(setting("GRACE")?.parse()?);
     app.work(groups).grace(grace).until_terminated().await?;
     Ok(())

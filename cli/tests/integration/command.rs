@@ -5,7 +5,7 @@
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use tierline_testbed::{Broker, MANAGEMENT_URL, Plugins, Release, vhost};
+use tierline_testbed::{Broker, MANAGEMENT_URL, Plugins, Release, database, vhost};
 
 const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
 
@@ -133,6 +133,30 @@ fn plan_needs_no_broker_and_minds_the_version() {
     let (code, _, err) = run(&["plan", HOTEL, "--broker-version", "3.9"]);
     assert_eq!(code, 1);
     assert!(err.contains("3.9.0"), "{err}");
+}
+
+#[tokio::test]
+async fn with_a_database_no_queues_for_long_delays_are_planned_exported_or_applied() {
+    let (vhost, database) = (vhost().await, database().await);
+    let postgres = ["--postgres", database.url()];
+    let (code, out, _) = run(&[["plan", HOTEL], postgres].concat());
+    assert_eq!(code, 0);
+    assert!(out.contains("101 queues"), "{out}");
+    let (code, out, _) = run(&[["export", HOTEL], postgres].concat());
+    let definitions: Value = serde_json::from_str(&out).unwrap();
+    let queues = definitions["queues"].as_array().unwrap().len();
+    assert_eq!((code, queues), (0, 101));
+    let amqp = ["--amqp", vhost.amqp_url()];
+    let (code, out, _) = run(&[["apply", HOTEL], amqp, postgres].concat());
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(vhost.queue_names().await.unwrap().len(), 101);
+    let (code, out, _) = run(&[["doctor", HOTEL], amqp, postgres].concat());
+    assert_eq!(code, 0, "{out}");
+    let (code, out, _) = run(&[["doctor", HOTEL], amqp].concat());
+    assert!(
+        code == 1 && out.contains("queue hotel.delay.long.14"),
+        "{out}"
+    );
 }
 
 #[test]

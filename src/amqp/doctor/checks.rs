@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::snapshot::{FoundBinding, FoundQueue, Snapshot};
-use super::{Finding, Severity, cluster, moves};
+use super::{Finding, Severity, cluster, delays, moves};
 use crate::Topology;
 use crate::amqp::difference::{ArgumentDifference, Difference, ObjectKind};
 use crate::topology::Version;
@@ -202,7 +202,9 @@ fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findi
         .keys()
         .filter(|name| name.starts_with(&prefix) && !exchanges.contains(name))
         .map(|name| {
-            moves::leftover_exchange(topology, name).unwrap_or_else(|| Finding {
+            let known = moves::leftover_exchange(topology, name);
+            let known = known.or_else(|| delays::leftover_exchange(topology, name));
+            known.unwrap_or_else(|| Finding {
                 severity: Severity::Warning,
                 object: format!("exchange {name}"),
                 what: "is no longer in the file".to_owned(),
@@ -218,7 +220,8 @@ fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findi
 }
 
 fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Finding {
-    if let Some(finding) = moves::leftover_queue(topology, name, queue) {
+    let known = moves::leftover_queue(topology, name, queue);
+    if let Some(finding) = known.or_else(|| delays::leftover_queue(topology, name, queue)) {
         return finding;
     }
     let what = "is no longer in the file";
@@ -283,7 +286,7 @@ mod tests {
 
     fn hotel() -> (Topology, Plan) {
         let topology = Topology::load("topology/hotel.toml").unwrap();
-        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap(), false).unwrap();
         (topology, plan)
     }
 
@@ -335,7 +338,7 @@ mod tests {
         let map = std::fs::read_to_string("topology/hotel.toml").unwrap();
         let map = map.replace("[tiers.bulk]", "[tiers.bulk]\ndelays = false");
         let topology = Topology::parse(map).unwrap();
-        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap(), false).unwrap();
         let found = all(&topology, &plan, &healthy(&with_delays));
         assert_eq!(found.len(), 15 + 14);
         for finding in found {
@@ -393,7 +396,7 @@ mod tests {
             "[tiers.low]\nformerly = \"quorum\"\nqueue = \"postgres\"",
         ] {
             let topology = Topology::parse(file.replace(tier, now)).unwrap();
-            let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+            let plan = Plan::new(&topology, "4.3.6".parse().unwrap(), false).unwrap();
             let (old, mut both) = (healthy(&before), healthy(&plan));
             both.queues.extend(old.queues);
             both.exchanges.extend(old.exchanges);
@@ -419,7 +422,7 @@ mod tests {
         let file = std::fs::read_to_string("topology/hotel.toml").unwrap();
         let file = file.replace("[tiers.low]", "[tiers.low]\ngeneration = 2");
         let topology = Topology::parse(file).unwrap();
-        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap(), false).unwrap();
         let mut snapshot = healthy(&plan);
         snapshot.queues.extend(healthy(&before).queues);
         let found = all(&topology, &plan, &snapshot);

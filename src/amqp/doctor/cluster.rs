@@ -199,7 +199,7 @@ mod tests {
 
     fn found(snapshot: &Snapshot) -> Vec<Finding> {
         let topology = Topology::parse(MAP).unwrap();
-        let plan = Plan::new(&topology, "3.10.8".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, "3.10.8".parse().unwrap(), false).unwrap();
         check(&topology, &plan, snapshot)
     }
 

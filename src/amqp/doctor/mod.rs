@@ -2,6 +2,7 @@
 
 pub(super) mod checks;
 mod cluster;
+mod delays;
 mod moves;
 mod policies;
 pub(super) mod snapshot;
@@ -77,7 +78,8 @@ impl Report {
 }
 
 /// Compares `topology` with the broker, with AMQP alone: whether everything exists, and who
-/// works on it. [`doctor_with`] sees more.
+/// works on it. [`doctor_with`] sees more. `has_database` says whether the app's processes have a database, which decides
+/// about the [queues for long delays](crate::topology#long-delays).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tierline::Error> {
@@ -85,15 +87,19 @@ impl Report {
 ///
 /// let topology = tierline::Topology::load("topology/hotel.toml")?;
 /// let connection = Connection::open("amqp://localhost", "doctor").await?;
-/// let report = doctor(&connection, &topology).await?;
+/// let report = doctor(&connection, &topology, false).await?;
 /// println!("{report}");
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
 /// [`BrokerError::UnsupportedPriorities`](crate::error::BrokerError::UnsupportedPriorities), and [`BrokerError::Failed`](crate::error::BrokerError::Failed) if the connection is lost.
-pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Report, Error> {
-    let plan = Plan::new(topology, connection.version())?;
+pub async fn doctor(
+    connection: &Connection,
+    topology: &Topology,
+    has_database: bool,
+) -> Result<Report, Error> {
+    let plan = Plan::new(topology, connection.version(), has_database)?;
     let snapshot = Snapshot::over_amqp(connection, topology, &plan).await?;
     Ok(examine(connection, topology, &plan, &snapshot))
 }
@@ -109,9 +115,10 @@ pub async fn doctor(connection: &Connection, topology: &Topology) -> Result<Repo
 pub async fn doctor_with(
     connection: &Connection,
     topology: &Topology,
+    has_database: bool,
     management: &Management,
 ) -> Result<Report, Error> {
-    let plan = Plan::new(topology, connection.version())?;
+    let plan = Plan::new(topology, connection.version(), has_database)?;
     let snapshot = Snapshot::complete(connection, management).await?;
     Ok(examine(connection, topology, &plan, &snapshot))
 }

@@ -96,7 +96,7 @@ mod tests {
     /// Whether a policy with one setting is found on a queue of the hotel.
     fn is_found(queue: &str, key: &str, value: Value) -> bool {
         let topology = Topology::load("topology/hotel.toml").unwrap();
-        let plan = Plan::new(&topology, "4.3.6".parse().unwrap()).unwrap();
+        let plan = Plan::new(&topology, "4.3.6".parse().unwrap(), false).unwrap();
         let queue = plan
             .queues
             .iter()

@@ -7,7 +7,7 @@ use sqlx::Row;
 use super::{finding, shown};
 use crate::amqp::{Finding, Severity};
 use crate::postgres::PgConnection;
-use crate::topology::Topology;
+use crate::topology::{Formerly, Topology};
 
 /// How many tasks of a tier are counted, in each of its tables.
 const COUNTED: i64 = 10_000;
@@ -35,18 +35,25 @@ pub(super) async fn check(
     }
     for (number, name) in known {
         let is_served = served.contains(name);
-        let is_in_postgres = topology.tier(name).map(|tier| !tier.home.is_on_broker());
         let held = runs.iter().filter(|run| run.tier == *name);
         let held = held.map(|run| run.tasks).sum();
-        findings.extend(match is_in_postgres {
-            Some(true) if is_served => None,
-            Some(true) => {
+        let tier = topology.tier(name);
+        let is_moving = tier.is_some_and(|tier| tier.formerly == Some(Formerly::Postgres));
+        findings.extend(match tier.map(|tier| tier.home.is_on_broker()) {
+            Some(false) if is_served => None,
+            Some(false) => {
                 let waiting = waiting(connection, *number).await?;
                 Some(unserved(name, &waiting))
             }
-            in_postgres => {
+            // Every tier may have rows, and somebody takes them.
+            Some(true) if is_served && !is_moving => None,
+            Some(true) if !is_served => {
                 let waiting = waiting(connection, *number).await?;
-                left_over(name, in_postgres.is_some(), is_served, &waiting, held)
+                unserved_rows(name, &waiting)
+            }
+            on_broker => {
+                let waiting = waiting(connection, *number).await?;
+                left_over(name, on_broker.is_some(), is_served, &waiting, held)
             }
         });
     }
@@ -108,6 +115,28 @@ fn unserved(tier: &str, waiting: &Waiting) -> Finding {
     finding(severity, format!("tier {tier}"), what, help)
 }
 
+/// Rows of a tier on the broker that neither a worker nor a relay takes.
+fn unserved_rows(tier: &str, waiting: &Waiting) -> Option<Finding> {
+    let help =
+        "start a relay with this database (Tierline::relay), or workers of its group with it";
+    let object = format!("tier {tier}");
+    if let (count @ 1.., oldest) = (waiting.count(), waiting.oldest) {
+        let count = tasks(count, "waits", "wait");
+        let oldest = shown(oldest.unwrap_or_default());
+        let what = format!(
+            "is on the broker, and {count} in Postgres, the oldest for {oldest}; nobody takes them"
+        );
+        return Some(finding(Severity::Warning, object, what, help));
+    }
+    if waiting.scheduled == 0 {
+        return None;
+    }
+    let count = tasks(waiting.scheduled, "is", "are");
+    let what =
+        format!("is on the broker, and {count} scheduled in Postgres; nobody would take them now");
+    Some(finding(Severity::Note, object, what, help))
+}
+
 /// Tasks in the tables of a tier that the file does not have there.
 fn left_over(
     tier: &str,
@@ -131,16 +160,8 @@ fn left_over(
         let help = "workers take them: wait until they have, before the last of these workers ends";
         return Some(finding(Severity::Note, object, what, help));
     }
-    let help = match is_on_broker {
-        true => {
-            "set formerly = \"postgres\" in the tier and start workers of its group with this database, or list and \
-             cancel them with that file (tierline tasks)"
-        }
-        false => {
-            "give the tier queue = \"postgres\" in the file until workers have taken them, or list and cancel them \
-             with that file (tierline tasks)"
-        }
-    };
+    let help = "give the tier queue = \"postgres\" in the file until workers have taken them, or list and cancel them \
+                with that file (tierline tasks)";
     Some(finding(Severity::Warning, object, what, help))
 }
 
@@ -153,7 +174,7 @@ fn tasks(count: i64, one: &str, many: &str) -> String {
     }
 }
 
-/// The tiers that a live worker serves.
+/// The tiers that a live worker or relay serves.
 async fn served_tiers(
     connection: &mut PgConnection<'_>,
     app: &str,

@@ -31,7 +31,7 @@ pub(super) fn encoded_size(value: &AMQPValue) -> usize {
 }
 
 /// The beginning of a text, of at most so many bytes.
-pub(super) fn cut(text: &str, longest: usize) -> &str {
+pub(crate) fn cut(text: &str, longest: usize) -> &str {
     &text[..text.floor_char_boundary(longest)]
 }
 

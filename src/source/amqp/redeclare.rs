@@ -49,7 +49,8 @@ impl ConsumerSettings {
     async fn declare_all(&self) -> Result<Applied, Error> {
         sleep(AFTER_A_LOSS).await;
         let connection = Connection::open_any(&self.urls, &self.connection_name).await?;
-        let plan = Plan::new(&self.topology, connection.version())?;
+        let has_database = self.publisher.has_database();
+        let plan = Plan::new(&self.topology, connection.version(), has_database)?;
         let applied = self.declare(&connection, &plan).await;
         connection.close().await;
         applied

@@ -242,7 +242,8 @@ impl Attempts {
 /// Declares the queue again; all else too, if that is gone as well.
 async fn declare(settings: &ConsumerSettings, connection: &Connection, queue: &str) -> bool {
     let declared = async {
-        let whole = Plan::new(&settings.topology, connection.version())?;
+        let has_database = settings.publisher.has_database();
+        let whole = Plan::new(&settings.topology, connection.version(), has_database)?;
         let mut plan = whole.clone();
         plan.exchanges.clear();
         plan.queues.retain(|it| it.name == queue);

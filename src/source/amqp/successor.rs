@@ -336,7 +336,10 @@ impl ConsumerSettings {
         message: &Message,
         after: Duration,
     ) -> Result<Outgoing, Error> {
-        let after = after.min(delay::MAX_DELAY);
+        let after = match self.publisher.has_database() {
+            true => after,
+            false => after.min(delay::MAX_DELAY),
+        };
         let mut message = message.clone();
         if !after.is_zero() {
             message.due_at = SystemTime::now().checked_add(after);
@@ -380,9 +383,9 @@ impl ConsumerSettings {
             tier: &message.tier,
             priority: message.priority,
         };
-        let broker = self.publisher.broker_version();
+        let servers = self.publisher.servers();
         let (topology, task) = (&self.topology, &message.task);
-        let route = route::destination(topology, broker, task, request, after)?;
+        let route = route::destination(topology, servers, task, request, after)?;
         let properties = received.successor(message);
         let content = Content::Forwarded {
             payload: message.payload.clone(),

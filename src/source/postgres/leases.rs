@@ -106,15 +106,16 @@ impl Leases {
             .map(|(name, tier)| (name.clone(), tier.lease.as_secs_f64().into()))
             .collect();
         let leases = serde_json::Value::Object(leases).to_string();
+        let is_relay = self.settings.is_relay;
         let registering =
             self.connection
                 .within(LONGEST_HEARTBEAT, "register a worker", async |connection| {
                     let (name, version) = (&consumer.worker, &consumer.version);
                     // Also those that this process does not serve: a task may move there.
-                    let tiers = consumer.topology.postgres_tiers();
+                    let tiers = consumer.topology.tiers().iter();
                     let tiers: Vec<&str> = tiers.map(|tier| tier.name.as_str()).collect();
                     add_backlogs(connection, app, &tiers).await?;
-                    register(connection, app, name, version, &leases).await
+                    register(connection, app, name, version, &leases, is_relay).await
                 });
         self.worker = Some(registering.await?);
         self.alive(sent);
@@ -220,14 +221,17 @@ async fn register(
     name: &str,
     version: &str,
     leases: &str,
+    is_relay: bool,
 ) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(
-        "INSERT INTO tierline.workers (app, name, version, leases) VALUES ($1, $2, $3, $4::jsonb) RETURNING id",
+        "INSERT INTO tierline.workers (app, name, version, leases, is_relay) \
+         VALUES ($1, $2, $3, $4::jsonb, $5) RETURNING id",
     )
     .bind(app)
     .bind(name)
     .bind(version)
     .bind(leases)
+    .bind(is_relay)
     .fetch_one(connection)
     .await
 }

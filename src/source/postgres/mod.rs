@@ -36,10 +36,11 @@ use crate::topology;
 
 use leases::Leases;
 use recover::Recovery;
-use rows::Rows;
 use signal::TierSignal;
 
-/// What the sources of a worker in Postgres share.
+pub(crate) use rows::Rows;
+
+/// What the sources of a worker, or of a relay, in Postgres share.
 pub(crate) struct RowSettings {
     consumer: Arc<ConsumerSettings>,
     database: Database,
@@ -51,6 +52,8 @@ pub(crate) struct RowSettings {
     look_now: Notify,
     /// Given when the grace period of a shutdown is over: handlers should end.
     cancelled: Cancellation,
+    /// Whether rows are published to the broker, and not run: then they never begin, and none is suspected.
+    is_relay: bool,
 }
 
 /// A tier that a worker serves. One on the broker may have rows too.
@@ -89,7 +92,34 @@ impl RowSettings {
             groups,
             look_now: Notify::new(),
             cancelled: cancelled.clone(),
+            is_relay: false,
         }))
+    }
+
+    /// The settings for a relay of these tiers. Each is by itself, as if it were a group.
+    pub(crate) fn of_relay(
+        consumer: &Arc<ConsumerSettings>,
+        database: &Database,
+        tiers: &[String],
+        lease: Duration,
+    ) -> Arc<Self> {
+        let served = |name: &String| {
+            let served = ServedTier {
+                lease,
+                is_home: false,
+                signal: Arc::default(),
+            };
+            (name.clone(), served)
+        };
+        Arc::new(Self {
+            consumer: consumer.clone(),
+            database: database.clone(),
+            tiers: tiers.iter().map(served).collect(),
+            groups: tiers.iter().map(|tier| vec![tier.clone()]).collect(),
+            look_now: Notify::new(),
+            cancelled: Cancellation::new(),
+            is_relay: true,
+        })
     }
 
     /// Serves the sources until `ending` is cancelled: the leases, due tasks, notifications.
@@ -124,8 +154,12 @@ impl RowSettings {
         );
     }
 
-    /// Whether any of the tiers lives in Postgres, or did before it moved.
+    /// Whether this process is of no use without the tables: it is a relay, or any of its tiers lives in Postgres, or did
+    /// before it moved.
     fn has_home(&self) -> bool {
+        if self.is_relay {
+            return true;
+        }
         let mut tiers = self.consumer.topology.tiers_using_postgres();
         tiers.any(|tier| self.tiers.contains_key(&tier.name))
     }
@@ -154,6 +188,8 @@ pub(crate) fn sources(
         return Vec::new();
     };
     let tiers = group.tiers.iter().enumerate();
-    let rows = tiers.filter_map(|(index, name)| Rows::new(settings, group, index, name));
+    let window = usize::from(group.concurrency) * usize::from(group.prefetch);
+    let rows =
+        tiers.filter_map(|(index, name)| Rows::new(settings, &group.name, index, name, window));
     rows.map(|rows| Box::new(rows) as Box<dyn Source>).collect()
 }

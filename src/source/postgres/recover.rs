@@ -3,7 +3,8 @@
 //! A process is dead when its heartbeat has not changed for a lease, by the monotonic clock of the process that looks. No
 //! clock of the server is compared with it, because that clock may jump, for example with a standby that takes over. A
 //! process that could not look begins anew: a database that was away raises no crash count. Tasks that had begun get a
-//! higher crash count; those that had not are ready again as they were.
+//! higher crash count; those that had not are ready again as they were. A relay runs nothing: what it held is as if it
+//! had never been claimed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -168,7 +169,8 @@ impl Recovery {
                 let lost = lost_runs(&mut transaction, settings.app(), dead).await?;
                 let mut recovered = Vec::with_capacity(lost.len());
                 for lost in &lost {
-                    recovered.push(settings.recover(&mut transaction, lost).await?);
+                    let is_held = !dead.is_relay;
+                    recovered.push(settings.recover(&mut transaction, lost, is_held).await?);
                 }
                 transaction.commit().await?;
                 Ok((lost, recovered))
@@ -251,6 +253,7 @@ struct Holder {
     /// two releases may differ. `None`: the database does not know it any more.
     heartbeat_at: Option<SystemTime>,
     lease: Option<Duration>,
+    is_relay: bool,
 }
 
 /// The processes that serve one of these tiers, and those that hold something and are not known any more.
@@ -260,11 +263,11 @@ async fn holders(
     tiers: &[String],
 ) -> Result<Vec<Holder>, sqlx::Error> {
     let rows = sqlx::query(
-        "SELECT workers.id, lease.tier, heartbeat_at, lease.seconds::float8 AS seconds \
+        "SELECT workers.id, lease.tier, heartbeat_at, lease.seconds::float8 AS seconds, is_relay \
          FROM tierline.workers CROSS JOIN LATERAL jsonb_each_text(leases) AS lease (tier, seconds) \
          WHERE app = $1 AND lease.tier = ANY($2) \
          UNION \
-         SELECT running.worker, backlogs.tier, NULL, NULL FROM tierline.running \
+         SELECT running.worker, backlogs.tier, NULL, NULL, false FROM tierline.running \
          JOIN tierline.backlogs ON backlogs.id = running.backlog \
          WHERE backlogs.app = $1 AND backlogs.tier = ANY($2) \
              AND NOT EXISTS (SELECT FROM tierline.workers WHERE workers.id = running.worker)",
@@ -281,6 +284,7 @@ async fn holders(
             tier: row.try_get("tier")?,
             heartbeat_at: heartbeat_at.map(|Time(at)| at),
             lease: seconds.and_then(|it| Duration::try_from_secs_f64(it).ok()),
+            is_relay: row.try_get("is_relay")?,
         })
     };
     rows.iter().map(read).collect()
@@ -345,11 +349,13 @@ impl Lost {
 }
 
 impl RowSettings {
-    /// Makes a run of a dead process ready again, unless it is to be a dead letter.
+    /// Makes a run of a dead process ready again, unless it is to be a dead letter. `is_held`: whether to remember that
+    /// a process died with it.
     async fn recover(
         &self,
         connection: &mut PgConnection<'_>,
         lost: &Lost,
+        is_held: bool,
     ) -> Result<Recovered, sqlx::Error> {
         let counted = match lost.received.message() {
             Ok(message) if lost.is_begun => Some(Message {
@@ -359,7 +365,7 @@ impl RowSettings {
             _ => None,
         };
         let Some(counted) = counted else {
-            let back = ready_again(connection, lost.run).await;
+            let back = ready_again(connection, lost.run, is_held).await;
             return back.map(|()| Recovered::Ready { crashes: None });
         };
         let crashes = counted.crashes;
@@ -398,16 +404,21 @@ impl RowSettings {
     }
 }
 
-/// Puts a run that had not begun back as it was, and remembers that a process died with it.
-async fn ready_again(connection: &mut PgConnection<'_>, run: RunKey) -> Result<(), sqlx::Error> {
+/// Puts a run that had not begun back as it was.
+async fn ready_again(
+    connection: &mut PgConnection<'_>,
+    run: RunKey,
+    is_held: bool,
+) -> Result<(), sqlx::Error> {
     sqlx::query(
         "WITH back AS (DELETE FROM tierline.running WHERE id = $1 AND token = $2 RETURNING running.*) \
          INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
-         SELECT id, due_at, rank, true, backlog, first_backlog, task, name, properties, payload FROM back \
+         SELECT id, due_at, rank, is_held OR $3, backlog, first_backlog, task, name, properties, payload FROM back \
          ON CONFLICT (id) DO NOTHING",
     )
     .bind(run.id)
     .bind(run.token)
+    .bind(is_held)
     .execute(connection)
     .await?;
     Ok(())

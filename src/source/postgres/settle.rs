@@ -20,9 +20,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Where the next attempt of a task goes.
 pub(super) enum NextAttempt {
-    /// To a tier in Postgres.
+    /// It stays a row.
     Row(Later),
-    /// To a tier on the broker: the map has moved the task.
+    /// To a tier on the broker, which has moved there from Postgres.
     Message(Outgoing),
 }
 
@@ -35,9 +35,13 @@ impl RowSettings {
         message: Message,
         after: Duration,
     ) -> Result<NextAttempt, Error> {
-        // It came to an end: it did not kill the worker that died before.
+        let crashes = match self.is_relay {
+            true => message.crashes,
+            // It came to an end: it did not kill the worker that died before.
+            false => 0,
+        };
         let message = Message {
-            crashes: 0,
+            crashes,
             due_at: SystemTime::now().checked_add(after),
             ..message
         };
@@ -52,13 +56,13 @@ impl RowSettings {
                 is_held: false,
             }));
         }
-        let request = RouteRequest::Retry {
+        let request = RouteRequest::RetryRow {
             tier: &message.tier,
             priority: message.priority,
         };
-        let broker = self.consumer.publisher.broker_version();
+        let servers = self.consumer.publisher.servers();
         let (topology, task) = (&self.consumer.topology, &message.task);
-        let route = route::destination(topology, broker, task, request, after)?;
+        let route = route::destination(topology, servers, task, request, after)?;
         let priority = route.priority;
         let sent = received.successor(&message).with_priority(priority);
         match route.address {
@@ -140,7 +144,7 @@ impl RowSettings {
         Entry::of_tier(topology, tier, &sent, payload, SystemTime::now())
     }
 
-    /// Publishes the next attempt of a task that the map has moved to the broker.
+    /// Publishes the next attempt of a task whose tier has moved to the broker.
     pub(super) async fn forward(
         &self,
         outgoing: Outgoing,

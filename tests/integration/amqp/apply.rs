@@ -219,7 +219,7 @@ async fn priorities_in_a_quorum_tier_need_a_broker_that_has_them() {
     let version = connection.version();
     let asking = hotel_with("[tiers.normal]", "[tiers.normal]\nmax_priority = 9");
 
-    let planned = Plan::new(&asking, connection.version());
+    let planned = Plan::new(&asking, connection.version(), false);
 
     if version >= QUORUM_PRIORITIES_SINCE {
         apply(&connection, &asking).await.unwrap();

@@ -40,7 +40,7 @@ fn nodes_of<'a>(tier: &str, leaders: &'a BTreeMap<String, String>) -> Vec<&'a st
 
 async fn examine(node: &Node, vhost: &Vhost) -> Report {
     let management = Management::new(&node.management_url().unwrap()).unwrap();
-    doctor_with(&open(vhost).await, &hotel(), &management)
+    doctor_with(&open(vhost).await, &hotel(), false, &management)
         .await
         .unwrap()
 }

@@ -20,7 +20,7 @@ async fn applied() -> Vhost {
 }
 
 async fn examine(vhost: &Vhost) -> Report {
-    doctor_with(&open(vhost).await, &hotel(), &management())
+    doctor_with(&open(vhost).await, &hotel(), false, &management())
         .await
         .unwrap()
 }
@@ -53,12 +53,12 @@ async fn what_was_just_applied_is_well_and_idle_tiers_are_noted() {
 #[tokio::test]
 async fn with_amqp_alone_it_says_what_it_did_not_check() {
     let vhost = applied().await;
-    let report = doctor(&open(&vhost).await, &hotel()).await.unwrap();
+    let report = doctor(&open(&vhost).await, &hotel(), false).await.unwrap();
     assert!(report.is_well(), "{report}");
     assert!(report.not_checked[0].contains("management API"), "{report}");
 
     vhost.delete_queue("hotel.high.dlq").await.unwrap();
-    let report = doctor(&open(&vhost).await, &hotel()).await.unwrap();
+    let report = doctor(&open(&vhost).await, &hotel(), false).await.unwrap();
     assert_eq!(only(&report).object, "queue hotel.high.dlq");
 }
 
@@ -67,7 +67,7 @@ async fn an_empty_virtual_host_is_one_finding() {
     let vhost = vhost().await;
     for report in [
         examine(&vhost).await,
-        doctor(&open(&vhost).await, &hotel()).await.unwrap(),
+        doctor(&open(&vhost).await, &hotel(), false).await.unwrap(),
     ] {
         assert_eq!(only(&report).what, "nothing of it is on the broker");
     }

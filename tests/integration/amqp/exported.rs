@@ -21,7 +21,7 @@ async fn exported_definitions_make_a_broker_that_is_well_with_users_who_may_just
 
     let connection = Connection::open(&broker.amqp_url(), "test").await.unwrap();
     let management = Management::new(&broker.management_url().unwrap()).unwrap();
-    let report = doctor_with(&connection, &hotel(), &management)
+    let report = doctor_with(&connection, &hotel(), false, &management)
         .await
         .unwrap();
     assert!(report.is_well(), "{report}");

@@ -35,7 +35,7 @@ async fn open(vhost: &Vhost) -> Connection {
 }
 
 fn plan(connection: &Connection, topology: &Topology) -> Plan {
-    Plan::new(topology, connection.version()).unwrap()
+    Plan::new(topology, connection.version(), false).unwrap()
 }
 
 async fn apply(connection: &Connection, topology: &Topology) -> Result<(), Error> {
@@ -45,7 +45,7 @@ async fn apply(connection: &Connection, topology: &Topology) -> Result<(), Error
 }
 
 /// The management API of the broker that the tests share.
-fn management() -> Management {
+pub(crate) fn management() -> Management {
     let amqp = std::env::var(tierline_testbed::AMQP_URL).unwrap();
     Management::new(&management_url(&amqp)).unwrap()
 }

@@ -169,7 +169,7 @@ impl Shop {
 }
 
 /// How many rows each table has: scheduled, ready, running.
-async fn rows(pool: &PgPool) -> [i64; 3] {
+pub(crate) async fn rows(pool: &PgPool) -> [i64; 3] {
     let mut rows = [0; 3];
     for (index, table) in ["scheduled", "ready", "running"].iter().enumerate() {
         let count = format!("SELECT count(*) FROM tierline.{table}");

@@ -252,3 +252,34 @@ fn the_smallest_file_is_enough() {
     assert_eq!(plan(&minimal, "3.10.8").unwrap().tasks.len(), 1);
     assert_eq!(minimal.broker().ack_timeout, Duration::from_secs(1800));
 }
+
+#[test]
+fn with_a_database_the_hotel_has_no_queues_for_long_delays_unless_it_asks_for_them() {
+    let hotel = hotel();
+    let newest = || "4.3.6".parse().unwrap();
+    let without = Plan::new(&hotel, newest(), false).unwrap();
+    let with = Plan::new(&hotel, newest(), true).unwrap();
+    let count = |plan: &Plan| {
+        let (exchanges, queues) = (plan.exchanges.len(), plan.queues.len());
+        (exchanges, queues, plan.bindings.len())
+    };
+    println!(
+        "the hotel: {:?} without a database, {:?} with one",
+        count(&without),
+        count(&with)
+    );
+    assert_eq!(count(&without), (110, 112, 219));
+    assert_eq!(count(&with), (98, 101, 191));
+    let is_long = |name: &str| name.starts_with("hotel.delay.long.");
+    let rest = without.queues.into_iter().filter(|it| !is_long(&it.name));
+    assert_eq!(rest.collect::<Vec<_>>(), with.queues);
+    let rest = without.bindings.into_iter();
+    let rest = rest.filter(|it| !is_long(&it.source) && !is_long(&it.destination));
+    assert_eq!(rest.collect::<Vec<_>>(), with.bindings);
+
+    let file = std::fs::read_to_string(super::HOTEL).unwrap();
+    let asking = file.replacen("[tiers.", "[broker]\nlong_delays = true\n[tiers.", 1);
+    let asking = Topology::parse(asking).unwrap();
+    let asking = Plan::new(&asking, newest(), true).unwrap();
+    assert_eq!(count(&asking), (110, 112, 219));
+}

@@ -22,7 +22,7 @@ fn hotel() -> Topology {
 }
 
 fn plan(topology: &Topology, version: &str) -> Result<Plan, tierline::Error> {
-    Plan::new(topology, version.parse()?)
+    Plan::new(topology, version.parse()?, false)
 }
 
 /// A file with one tier, one group and one task, and `change` applied to it.

@@ -167,6 +167,7 @@ fn line(event: &Event<'_>) -> String {
         Event::GivenBack { task, why } => format!("given back {}: {why}", task.name),
         Event::Suspected { task, crashes } => format!("suspected {} {crashes}", task.name),
         Event::LeaseLost { task } => format!("lease lost {}", task.name),
+        Event::Relayed { task } => format!("relayed {}", task.name),
         Event::Strayed { task, mapped } => format!("strayed {} {mapped}", task.name),
         Event::Promoted { from, to, count } => format!("promoted {from} {to} {count}"),
         Event::Consuming { tier, .. } => format!("consuming {tier}"),

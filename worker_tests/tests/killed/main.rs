@@ -4,5 +4,6 @@
 
 mod deployment;
 mod killers;
+mod relay;
 mod rows;
 mod shutdown;

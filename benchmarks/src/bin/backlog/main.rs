@@ -4,7 +4,7 @@
 //! keep their order beside tiers on the broker.
 //!
 //! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [peers]
-//! [pooler] [aging] [escalate]`
+//! [pooler] [aging] [escalate] [relay]`
 
 mod aging;
 mod drain;
@@ -18,6 +18,7 @@ mod mixed;
 mod peers;
 mod plain;
 mod pooler;
+mod relay;
 mod scene;
 mod snapshot;
 mod stats;
@@ -45,6 +46,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("pooler") {
         pooler::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("relay") {
+        relay::measure(&mut report, is_quick()).await?;
     }
     if is_wanted("flat") {
         flat::measure(&mut report, is_quick()).await?;

@@ -2,15 +2,15 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::{MARK_AFTER, Quarantine, RELEASE_AFTER, Rows, SUSPECT_PATIENCE, State, Unsettled};
+use super::quarantine::SUSPECT_CLAIM;
+use super::{MARK_AFTER, Quarantine, RELEASE_AFTER, Rows, State, Unsettled};
 use crate::Error;
-use crate::backlog::{Batch, ClaimedRow, Later, MadeReady, QUARANTINE_RANK, RankStart, RunKey};
+use crate::backlog::{Batch, ClaimedRow, Later, MadeReady, RankStart, RunKey};
 use crate::backoff::Backoff;
 use crate::source::Handle;
 use crate::source::postgres::signal::earlier;
@@ -22,7 +22,7 @@ const WORTH_A_STATEMENT: RangeInclusive<usize> = 32..=256;
 /// How many bytes of payload a tier prefetches, about.
 const PREFETCHED_BYTES: usize = 16 << 20;
 /// How many bytes one claim takes, about.
-const CLAIMED_BYTES: usize = 4 << 20;
+pub(super) const CLAIMED_BYTES: usize = 4 << 20;
 /// How many runs one statement puts back or stores for later, and about how many bytes of properties.
 const SETTLED_ROWS: usize = 500;
 const SETTLED_BYTES: usize = 1 << 20;
@@ -183,29 +183,6 @@ impl Rows {
         })))
     }
 
-    /// A claim of one suspect.
-    pub(super) fn claim_suspect(&mut self, worker: i64) -> Statement {
-        self.claiming += 1;
-        self.claiming_bytes += CLAIMED_BYTES;
-        let ranks = (0..=i16::from(u8::MAX)).rev().map(|priority| RankStart {
-            rank: QUARANTINE_RANK - priority,
-            since: None,
-        });
-        Statement::Claim(Claim {
-            worker,
-            ttl: None,
-            number: 0,
-            generation: self.generation,
-            batch: Batch {
-                done: Vec::new(),
-                begun: Vec::new(),
-                rows: 1,
-                bytes: CLAIMED_BYTES,
-                ranks: ranks.collect(),
-            },
-        })
-    }
-
     /// Handlers that have run for long enough to be marked as begun.
     pub(super) fn due_marks(&mut self, now: Instant) -> Vec<RunKey> {
         let mut due = Vec::new();
@@ -236,6 +213,7 @@ impl Rows {
             // Handlers that got no answer give their tasks back.
             Answer::Begun(begun) => begun.err(),
             Answer::Back(back, Ok(())) => {
+                self.claim_again(&back);
                 for (handle, _) in back {
                     self.settle_now(handle);
                 }
@@ -304,6 +282,21 @@ impl Rows {
         }
     }
 
+    /// A relay gives rows back that their queue refuses, and they are the next ones. Without this a look would find them,
+    /// up to a second later.
+    fn claim_again(&mut self, back: &[(Handle, RunKey)]) {
+        if !self.settings.is_relay {
+            return;
+        }
+        let places = back.iter().filter_map(|(handle, _)| {
+            let (rank, due_at, _) = self.unsettled.get(handle)?.place;
+            Some((rank, due_at))
+        });
+        let places: Vec<(i16, SystemTime)> = places.collect();
+        self.begin_at(&places);
+        self.expects_more = true;
+    }
+
     fn made_ready(&mut self, made: &MadeReady) {
         let next_due = made
             .next_due
@@ -342,7 +335,7 @@ impl Rows {
         self.claiming_bytes -= batch.bytes;
         self.hold_until = None;
         self.first_answer_by = None;
-        let is_quarantine = batch.ranks.iter().any(|start| start.rank > 0);
+        let is_quarantine = number == SUSPECT_CLAIM;
         let rows = match claimed {
             Ok(claimed) => claimed,
             Err(error) => {
@@ -443,7 +436,8 @@ impl Rows {
     /// Claims begin at the first rows that a look has found.
     pub(super) fn begin_at(&mut self, found: &[(i16, SystemTime)]) {
         for (rank, first) in found {
-            if *rank > 0 {
+            // A relay runs nothing: to it a suspect is a row like any other.
+            if *rank > 0 && !self.settings.is_relay {
                 if let Quarantine::Empty = self.quarantine {
                     let suspects = self.settings.consumer.suspects.clone();
                     let waiting = async move { suspects.quarantine().await };
@@ -460,26 +454,6 @@ impl Rows {
                     self.starts.sort_by_key(|start| start.rank);
                 }
             }
-        }
-    }
-
-    pub(super) fn poll_quarantine(&mut self, cx: &mut Context<'_>) {
-        if let Quarantine::Waiting(waiting) = &mut self.quarantine
-            && let Poll::Ready(permit) = waiting.as_mut().poll(cx)
-        {
-            self.quarantine = match permit {
-                Some(permit) => Quarantine::Permitted(permit),
-                None => Quarantine::Empty,
-            };
-        }
-        // A suspect that gets no slot keeps those of other tiers waiting.
-        if let Quarantine::Held(handle, since) = self.quarantine
-            && since.elapsed() >= SUSPECT_PATIENCE
-            && let Some(unsettled) = self.unsettled.get(&handle)
-            && unsettled.state == State::Prefetched
-        {
-            self.prefetched.remove(&unsettled.place);
-            self.put_back(handle);
         }
     }
 }

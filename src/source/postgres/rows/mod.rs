@@ -1,7 +1,8 @@
-//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `settle` stores what follows
-//! on runs.
+//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `quarantine` takes suspects,
+//! and `settle` stores what follows on runs.
 
 mod claims;
+mod quarantine;
 mod settle;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -53,7 +54,7 @@ const RELEASE_AFTER_PANIC: [Duration; 2] = [Duration::from_secs(6), Duration::fr
 const SUSPECT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The rows of a tier.
-pub(super) struct Rows {
+pub(crate) struct Rows {
     settings: Arc<RowSettings>,
     group: String,
     tier: usize,
@@ -182,12 +183,13 @@ enum Quarantine {
 }
 
 impl Rows {
-    /// The rows of the group's tier with this index.
-    pub(super) fn new(
+    /// The rows of the group's tier with this index. At most `window` are claimed and not settled.
+    pub(crate) fn new(
         settings: &Arc<RowSettings>,
-        group: &topology::Group,
+        group: &str,
         index: usize,
         name: &str,
+        window: usize,
     ) -> Option<Self> {
         let served = settings.tiers.get(name)?;
         let tier = settings.consumer.topology.tier(name)?;
@@ -204,9 +206,9 @@ impl Rows {
         let now = Instant::now();
         let name: Arc<str> = name.into();
         Some(Self {
-            group: group.name.clone(),
+            group: group.to_owned(),
             tier: index,
-            window: usize::from(group.concurrency) * usize::from(group.prefetch),
+            window,
             ttl: tier.ttl,
             is_home: served.is_home,
             signal: served.signal.clone(),
@@ -253,6 +255,18 @@ impl Rows {
             drain_by: None,
             settings: settings.clone(),
         })
+    }
+
+    /// Changes how many rows are claimed and not settled at most. What is above it stays.
+    pub(crate) fn set_window(&mut self, window: usize) {
+        self.window = window;
+    }
+
+    /// Ends a run whose message the broker has stored: the task goes on there.
+    pub(crate) fn relayed(&mut self, handle: Handle) {
+        if let Some(unsettled) = self.remove(handle) {
+            self.done.push((unsettled.run, None));
+        }
     }
 
     /// Applies what the tasks that serve all tiers found out.
@@ -365,17 +379,19 @@ impl Source for Rows {
         let (_, handle) = self.prefetched.pop_first()?;
         let unsettled = self.unsettled.get_mut(&handle)?;
         self.prefetched_bytes -= unsettled.bytes;
-        let begin = unsettled.is_held.then(|| {
-            let (sender, begin) = oneshot::channel();
-            self.beginning.push((unsettled.run, sender));
-            begin
-        });
         unsettled.state = State::Taken;
-        if !unsettled.is_held {
-            self.unmarked.push_back((Instant::now(), handle));
-        }
-        if unsettled.received.crashes() > 0 {
-            unsettled._running = Some(self.settings.consumer.suspects.start());
+        let mut begin = None;
+        if !self.settings.is_relay {
+            if unsettled.is_held {
+                let (sender, receiver) = oneshot::channel();
+                self.beginning.push((unsettled.run, sender));
+                begin = Some(receiver);
+            } else {
+                self.unmarked.push_back((Instant::now(), handle));
+            }
+            if unsettled.received.crashes() > 0 {
+                unsettled._running = Some(self.settings.consumer.suspects.start());
+            }
         }
         Some(Delivery {
             handle,

@@ -50,7 +50,9 @@ impl Rows {
                 after,
                 failure,
             } => {
-                unsettled.follows = Some((after, failure.clone()));
+                if !self.settings.is_relay {
+                    unsettled.follows = Some((after, failure.clone()));
+                }
                 let next = self.settings.next_attempt(run, &received, *message, after);
                 match next {
                     Ok(NextAttempt::Row(later)) => self.later.push((handle, later)),
@@ -76,7 +78,7 @@ impl Rows {
         }
     }
 
-    /// Sends the next attempt to the broker, where the map has moved the task, if the run is still ours.
+    /// Sends the next attempt to the broker, where its tier has moved, if the run is still ours.
     fn forward(&mut self, handle: Handle, run: RunKey, outgoing: Outgoing) {
         let Some(unsettled) = self.unsettled.get(&handle) else {
             return;
@@ -236,6 +238,8 @@ impl Rows {
                     self.prefetched.remove(&unsettled.place);
                     self.put_back(handle);
                 }
+                // What a relay has sent is stored or not, whoever holds the row.
+                State::Taken if self.settings.is_relay => {}
                 State::Taken => {
                     if let Ok(message) = unsettled.received.message() {
                         let task = task_ref(message);

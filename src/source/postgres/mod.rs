@@ -4,7 +4,8 @@
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
 //! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
-//! tier before that, and `history` removes finished tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! tier before that, and `history` removes finished tasks that were kept, and old completion marks. `signal` is how these
+//! tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
@@ -51,6 +52,8 @@ pub(crate) struct RowSettings {
     look_now: Notify,
     /// Given when the grace period of a shutdown is over: handlers should end.
     cancelled: Cancellation,
+    /// How long completion marks are kept.
+    keep_marks: Duration,
 }
 
 /// A tier that a worker serves. One on the broker may have rows too.
@@ -68,6 +71,7 @@ impl RowSettings {
         database: Option<&Database>,
         groups: &[String],
         cancelled: &Cancellation,
+        keep_marks: Duration,
     ) -> Option<Arc<Self>> {
         let database = database?.clone();
         let topology = &consumer.topology;
@@ -89,6 +93,7 @@ impl RowSettings {
             groups,
             look_now: Notify::new(),
             cancelled: cancelled.clone(),
+            keep_marks,
         }))
     }
 
@@ -108,7 +113,9 @@ impl RowSettings {
         let listening = Service::new("notifications", observers);
         let listening = listening.run(|| listen::run(self.clone(), ending.clone()));
         let removing = Service::new("finished tasks", observers);
-        let removing = removing.run(|| history::run(self.clone(), ending.clone()));
+        let removing = removing.run(|| history::remove_tasks(self.clone(), ending.clone()));
+        let forgetting = Service::new("completion marks", observers);
+        let forgetting = forgetting.run(|| history::remove_marks(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
         let promoting = Service::new("aging", observers);
@@ -119,6 +126,7 @@ impl RowSettings {
             looking,
             listening,
             removing,
+            forgetting,
             expiring,
             promoting
         );

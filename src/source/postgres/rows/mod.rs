@@ -19,6 +19,7 @@ use super::statements::{Claim, Statement, Statements};
 use crate::Error;
 use crate::backlog::{Batch, Later, RankStart, RunKey};
 use crate::backoff::Backoff;
+use crate::completion::RunningRow;
 use crate::message::{DeadReason, Failure, Message, Received};
 use crate::observe::Event;
 use crate::source::suspects::Running;
@@ -60,6 +61,8 @@ pub(super) struct Rows {
     name: Arc<str>,
     window: usize,
     ttl: Option<Duration>,
+    /// The name of this worker, if the tier keeps its tasks.
+    keeper: Option<Arc<str>>,
     /// Whether the tier lives in Postgres, and not on the broker.
     is_home: bool,
     signal: Arc<TierSignal>,
@@ -208,6 +211,7 @@ impl Rows {
             tier: index,
             window: usize::from(group.concurrency) * usize::from(group.prefetch),
             ttl: tier.ttl,
+            keeper: settings.keeper(&name).map(Arc::from),
             is_home: served.is_home,
             signal: served.signal.clone(),
             worker: None,
@@ -383,6 +387,10 @@ impl Source for Rows {
             lease: Some(LeasedRun {
                 begin,
                 lost: self.lease.clone(),
+                row: RunningRow {
+                    run: unsettled.run,
+                    keeper: self.keeper.clone(),
+                },
             }),
         })
     }

@@ -25,6 +25,9 @@ const IDLE_ANSWER: Duration = Duration::from_secs(1);
 /// How long a connection whose transaction was dropped may take to roll it back, before it is closed.
 const ROLLBACK_LIMIT: Duration = Duration::from_millis(250);
 
+/// How Postgres shows the connections, unless the app's own pool says otherwise.
+const APPLICATION_NAME: &str = "tierline handler";
+
 /// Settings of each connection, except behind a transaction pooler. The server notices within a minute that the machine
 /// of a handler is gone, and within two seconds that a handler was dropped while its statement ran. Otherwise their locks
 /// would stay, and hold up the next attempt. Postgres 13, and some systems, do not know the last setting.
@@ -60,8 +63,13 @@ impl HandlerConnections {
     /// At most so many connections to a database.
     pub(crate) fn new(database: &Database, most: usize) -> Arc<Self> {
         let most = most.max(1);
+        let options = PgConnectOptions::clone(&database.pool().connect_options());
         Arc::new(Self {
-            options: PgConnectOptions::clone(&database.pool().connect_options()),
+            // Whose transaction holds others up is to be seen.
+            options: match database.is_lent {
+                true => options,
+                false => options.application_name(APPLICATION_NAME),
+            },
             database: database.clone(),
             most,
             permits: Arc::new(Semaphore::new(most)),

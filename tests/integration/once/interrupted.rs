@@ -48,7 +48,7 @@ async fn a_commit_whose_answer_is_lost_is_found_out_by_what_comes_next() {
         let unlock = sqlx::query("SELECT pg_advisory_unlock(7)");
         unlock.execute(&mut holder).await.unwrap();
         eventually("it is committed", async || bank.value(1).await == 1).await;
-        proxy.set(Network::Cut);
+        proxy.reset();
         eventually("the handler is told", async || {
             !bank.teller.errors().is_empty()
         })

@@ -4,5 +4,6 @@
 
 mod deployment;
 mod killers;
+mod once;
 mod rows;
 mod shutdown;

@@ -5,6 +5,7 @@
 #![doc = "[tiers in Postgres]: guide::tiers_in_postgres"]
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
+#![doc = "[effectively once]: guide::effectively_once"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
 #![doc = "[middleware]: guide::middleware"]
 #![doc = "[handlers that hang]: guide::handlers_that_hang"]
@@ -53,6 +54,9 @@ mod route;
 #[cfg(feature = "postgres")]
 pub mod backlog;
 
+#[cfg(feature = "postgres")]
+mod completion;
+
 pub mod moving;
 
 pub mod publish;
@@ -84,6 +88,8 @@ pub use app::{Builder, Health, HealthState, OnConnect, Tierline};
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "postgres")]
 pub use postgres::Database;
+#[cfg(feature = "postgres")]
+pub use task::TaskTransaction;
 pub use task::{
     Context, IntoOutcome, Outcome, Registry, Task, TaskError, TaskId, TaskOptions,
     assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,

@@ -46,7 +46,7 @@ pub struct Builder {
     #[cfg(feature = "deadpool-lapin")]
     amqp_pool: Option<deadpool_lapin::Pool>,
     #[cfg(feature = "postgres")]
-    postgres: DatabaseSettings,
+    pub(super) postgres: DatabaseSettings,
     #[cfg(feature = "postgres")]
     triage: Triage,
     name: String,
@@ -60,7 +60,7 @@ pub struct Builder {
     trace: TraceContext,
     abort_when_hung: bool,
     connect_timeout: Duration,
-    unreadable: Unreadable,
+    pub(super) unreadable: Unreadable,
 }
 
 /// Two: while one is made again, the other goes on.
@@ -131,43 +131,6 @@ impl Builder {
     #[cfg(feature = "deadpool-lapin")]
     pub fn amqp_pool(mut self, pool: deadpool_lapin::Pool) -> Self {
         self.amqp_pool = Some(pool);
-        self
-    }
-
-    /// The URL of the database for tiers in Postgres, dead letters and schedules; see [`Database::new`](crate::Database::new).
-    ///
-    /// If the map has tiers in Postgres, [`connect`](Self::connect) reaches it and creates the tables, as
-    /// [`on_connect`](Self::on_connect) says. Otherwise it need not be up when the app connects; prepare it once with
-    /// [`Database::migrate`](crate::Database::migrate) or `tierline migrate`.
-    #[cfg(feature = "postgres")]
-    pub fn postgres(mut self, url: impl Into<String>) -> Self {
-        self.postgres.url(url);
-        self
-    }
-
-    /// How many connections the pool to the database of [`postgres`](Self::postgres) has at most, which dead letters,
-    /// schedules and operators use. Workers, publishers to tiers in Postgres and the scheduler have their own beside it:
-    /// see the guide's page [tiers in Postgres](crate::guide::tiers_in_postgres). At least 1. Default: 8. A pool of the
-    /// app's own has the size that the app gave it.
-    #[cfg(feature = "postgres")]
-    pub fn postgres_connections(mut self, most: u32) -> Self {
-        self.postgres.connections = most.max(1);
-        self
-    }
-
-    /// Whether a transaction pooler, such as PgBouncer with `pool_mode = transaction`, is between the app and Postgres;
-    /// see [`Database::behind_pooler`](crate::Database::behind_pooler). Default: no, and the app refuses to connect through one.
-    #[cfg(feature = "postgres")]
-    pub fn postgres_pooler(mut self, is_behind_pooler: bool) -> Self {
-        self.postgres.is_behind_pooler = is_behind_pooler;
-        self
-    }
-
-    /// The database over a pool that the app has already, in place of a URL; see [`Database::from_pool`](crate::Database::from_pool). It stays
-    /// open when tierline is [closed](Tierline::close).
-    #[cfg(feature = "postgres")]
-    pub fn postgres_pool(mut self, pool: sqlx::PgPool) -> Self {
-        self.postgres.pool(pool);
         self
     }
 
@@ -388,6 +351,8 @@ impl Builder {
             check_size(pool, publish_connections, topology.groups().len())?;
         }
         #[cfg(feature = "postgres")]
+        let keep_marks = postgres.keep_marks;
+        #[cfg(feature = "postgres")]
         let database = postgres.database()?;
         #[cfg(feature = "postgres")]
         let outcomes = database.as_ref().map(|database| {
@@ -463,6 +428,8 @@ impl Builder {
                 publisher,
                 #[cfg(feature = "postgres")]
                 database,
+                #[cfg(feature = "postgres")]
+                keep_marks,
                 registry: registry.map(Arc::new).map_err(Arc::new),
                 middleware: Arc::new(middleware),
                 data: Arc::new(data),

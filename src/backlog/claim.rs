@@ -319,7 +319,7 @@ pub(crate) async fn store_later(
 }
 
 /// A delay in seconds. One that no calendar has ends in a thousand years.
-pub(super) fn seconds(after: Duration) -> f64 {
+pub(crate) fn seconds(after: Duration) -> f64 {
     const LONGEST: f64 = 1_000.0 * 365.25 * 86_400.0;
     after.as_secs_f64().min(LONGEST)
 }

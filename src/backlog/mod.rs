@@ -34,7 +34,7 @@ pub use inspect::Backlog;
 pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskState};
 
 pub(crate) use claim::{
-    Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, store_later,
+    Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
 pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};

@@ -65,7 +65,7 @@ impl Outcomes {
     /// Records the outcome of a redriven task, if the event is one.
     pub(crate) fn handle(&self, event: &Event<'_>) {
         let (task, outcome) = match event {
-            Event::Done { task, .. } => (task, RedriveOutcome::Done),
+            Event::Done { task, .. } | Event::AlreadyDone { task } => (task, RedriveOutcome::Done),
             Event::Dead { task, .. } => (task, RedriveOutcome::Dead),
             Event::Discarded { task, .. } => (task, RedriveOutcome::Discarded),
             Event::Expired { task, .. } => (task, RedriveOutcome::Expired),

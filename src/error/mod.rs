@@ -16,6 +16,8 @@ pub use crate::amqp::error::BrokerError;
 #[cfg(feature = "postgres")]
 pub use crate::backlog::error::BacklogError;
 #[cfg(feature = "postgres")]
+pub use crate::completion::error::TransactionError;
+#[cfg(feature = "postgres")]
 pub use crate::dead::error::DeadLetterError;
 #[cfg(feature = "postgres")]
 pub use crate::postgres::error::DatabaseError;
@@ -79,6 +81,11 @@ pub enum Error {
     #[cfg(feature = "postgres")]
     #[error(transparent)]
     Backlog(#[from] BacklogError),
+
+    /// A handler's transaction cannot be opened, or cannot be committed.
+    #[cfg(feature = "postgres")]
+    #[error(transparent)]
+    Transaction(#[from] TransactionError),
 
     /// A dead letter or an operation on many of them is not there, or not in a state for what was asked.
     #[cfg(feature = "postgres")]
@@ -145,6 +152,8 @@ impl Error {
             Error::Database(error) => error.kind(),
             #[cfg(feature = "postgres")]
             Error::Backlog(error) => error.kind(),
+            #[cfg(feature = "postgres")]
+            Error::Transaction(error) => error.kind(),
             #[cfg(feature = "postgres")]
             Error::DeadLetter(error) => error.kind(),
             Error::InvalidDuration(_) | Error::InvalidToken { .. } => ErrorKind::Invalid,

@@ -99,6 +99,14 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (BacklogError::NotFound { id: id() }.into(), NotFound, false, None),
         (BacklogError::UnknownTier { tier: t(), near: None, known: t() }.into(), NotFound, false, None),
         (BacklogError::Refused { id: id(), problem: t() }.into(), Conflict, false, None),
+        (TransactionError::NoDatabase { task: t() }.into(), Configuration, false, None),
+        (TransactionError::NoIdentity { task: t(), missing: "it" }.into(), Invalid, false, None),
+        (TransactionError::StillOpen { task: t() }.into(), Conflict, false, None),
+        (TransactionError::AlreadyCommitted { task: t() }.into(), Conflict, false, None),
+        (TransactionError::AttemptOver { task: t() }.into(), Conflict, false, None),
+        (TransactionError::TakenOver { task: t(), id: id() }.into(), Conflict, false, None),
+        (TransactionError::AlreadyDone { task: t(), id: id() }.into(), Conflict, false, None),
+        (TransactionError::Interrupted { task: t(), cause: t() }.into(), Connection, true, None),
         (DeadLetterError::InvalidFilter { problem: t() }.into(), Invalid, false, None),
         (DeadLetterError::NoPublisher.into(), Configuration, false, None),
         (DeadLetterError::UnknownTier { tier: t(), known: t() }.into(), NotFound, false, None),
@@ -136,6 +144,7 @@ fn the_table_has_every_error() {
         include_str!("../worker/error.rs"),
         include_str!("../postgres/error.rs"),
         include_str!("../backlog/error.rs"),
+        include_str!("../completion/error.rs"),
         include_str!("../dead/error.rs"),
     ] {
         for item in syn::parse_file(source).unwrap().items {

@@ -18,7 +18,7 @@ use crate::random;
 use crate::task::{
     CancelReason, Cancellation, Context, ContextParts, Data, ErrorAdvice, Handling,
     MiddlewareChains, Outcome, Publish, Registration, Registry, RetryPolicy, TaskError,
-    TaskOptions,
+    TaskOptions, TransactionUse, Transactions,
 };
 
 /// Executes messages: the one piece of code behind every worker and every test helper.
@@ -86,11 +86,17 @@ impl Executor {
         }
     }
 
-    /// Executes one message. Its handler's context is cancelled together with `cancellation`.
+    /// Executes one message. Its handler's context is cancelled together with `cancellation`, and may open
+    /// `transactions`.
     ///
     /// Dropping the returned future drops the handler.
-    pub(crate) async fn execute(&self, message: &Message, cancellation: &Cancellation) -> Verdict {
-        self.steps(message, cancellation)
+    pub(crate) async fn execute(
+        &self,
+        message: &Message,
+        cancellation: &Cancellation,
+        transactions: &Transactions,
+    ) -> Verdict {
+        self.steps(message, cancellation, transactions)
             .await
             .unwrap_or_else(|verdict| verdict)
     }
@@ -99,13 +105,25 @@ impl Executor {
         &self,
         message: &Message,
         cancellation: &Cancellation,
+        transactions: &Transactions,
     ) -> Result<Verdict, Verdict> {
         check_expiry(message, (self.clock)())?;
         let registration = look_up(&self.registry, message)?;
         let limits = Limits::from_now(registration, cancellation.child());
-        let context = self.context(message, registration, &limits);
+        let context = self.context(message, registration, &limits, transactions);
         let (running, handling) = self.start(registration, message, context)?;
         let ended = run_under_limits(running, &limits).await;
+        match transactions.end() {
+            TransactionUse::Completed => {
+                report_ending_after_commit(message, ended);
+                return Ok(Verdict::Done);
+            }
+            TransactionUse::NotCommitted if matches!(ended, Ok(Outcome::Done)) => {
+                let (task, id) = (&message.task, &message.id);
+                tracing::warn!(task, %id, "done, but its transaction was not committed: what it wrote there is rolled back");
+            }
+            TransactionUse::NotCommitted | TransactionUse::None => {}
+        }
         if let Some(error) = handling.as_deref().and_then(Handling::undecodable) {
             return Err(undecodable(message, error));
         }
@@ -142,7 +160,13 @@ impl Executor {
     }
 
     /// The context that the handler of this message is given.
-    fn context(&self, message: &Message, registration: &Registration, limits: &Limits) -> Context {
+    fn context(
+        &self,
+        message: &Message,
+        registration: &Registration,
+        limits: &Limits,
+        transactions: &Transactions,
+    ) -> Context {
         Context::new(ContextParts {
             task: registration.name(),
             id: message.id.clone(),
@@ -157,15 +181,20 @@ impl Executor {
             shutdown: self.shutdown.clone(),
             data: self.data.clone(),
             publisher: self.publisher.clone(),
+            transactions: transactions.clone(),
         })
     }
 
     /// A context for the task of this message, as its handler would be given it.
     #[cfg(feature = "testing")]
-    pub(crate) fn context_for(&self, message: &Message) -> Option<Context> {
+    pub(crate) fn context_for(
+        &self,
+        message: &Message,
+        transactions: &Transactions,
+    ) -> Option<Context> {
         let registration = self.registry.get(&message.task)?;
         let limits = Limits::from_now(registration, Cancellation::new());
-        Some(self.context(message, registration, &limits))
+        Some(self.context(message, registration, &limits, transactions))
     }
 }
 
@@ -264,6 +293,19 @@ async fn run_under_limits(mut running: Guarded, limits: &Limits) -> Result<Outco
             Err(Failure::new(FailureKind::TimedOut, message))
         }
     }
+}
+
+/// A task is done as soon as its transaction is committed, whatever its handler says after that.
+fn report_ending_after_commit(message: &Message, ended: Result<Outcome, Failure>) {
+    let (task, id) = (&message.task, &message.id);
+    let failure = match ended {
+        Ok(Outcome::Done) => return,
+        Ok(Outcome::Retry(error) | Outcome::Dead(error)) => describe(error).to_string(),
+        Ok(Outcome::Snooze(_)) => "it asked to run later".to_owned(),
+        Ok(Outcome::Discard(reason)) => format!("it was discarded: {reason}"),
+        Err(failure) => failure.to_string(),
+    };
+    tracing::warn!(task, %id, failure, "failed after its transaction was committed: the task is done");
 }
 
 fn classify(

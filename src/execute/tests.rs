@@ -33,11 +33,15 @@ async fn an_expired_message_is_skipped_and_one_that_expires_later_is_run() {
     let late = Duration::from_secs(3);
 
     message.expires_at = Some(now - late);
-    let verdict = executor.execute(&message, &Cancellation::new()).await;
+    let verdict = executor
+        .execute(&message, &Cancellation::new(), &Transactions::default())
+        .await;
     assert_eq!(verdict, Verdict::Expired { late });
 
     message.expires_at = Some(now + late);
-    let verdict = executor.execute(&message, &Cancellation::new()).await;
+    let verdict = executor
+        .execute(&message, &Cancellation::new(), &Transactions::default())
+        .await;
     assert_eq!(verdict, Verdict::Done);
 }
 
@@ -46,5 +50,10 @@ async fn a_shutdown_cancels_the_context() {
     let (executor, message) = executor(|_: Job, cx: Context| async move { cx.cancelled().await });
     let shutdown = Cancellation::new();
     shutdown.cancel();
-    assert_eq!(executor.execute(&message, &shutdown).await, Verdict::Done);
+    assert_eq!(
+        executor
+            .execute(&message, &shutdown, &Transactions::default())
+            .await,
+        Verdict::Done
+    );
 }

@@ -9,6 +9,7 @@
 //! | [relay] | Workers do not have the publishers' database. Who takes its rows? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
+//! | [effectively once](effectively_once) | How do I write to Postgres once, however often a task runs? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
 //! | [middleware] | What do many handlers have in common? |
 //! | [handlers that hang](handlers_that_hang) | What if a handler never yields? |
@@ -45,6 +46,10 @@ pub mod prefetch_and_concurrency {}
 
 #[doc = include_str!("idempotent_handlers.md")]
 pub mod idempotent_handlers {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("effectively_once.md")]
+pub mod effectively_once {}
 
 #[doc = include_str!("long_tasks_across_deploys.md")]
 pub mod long_tasks_across_deploys {}

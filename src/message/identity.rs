@@ -6,6 +6,13 @@ use std::sync::LazyLock;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ShortString};
+#[cfg(feature = "postgres")]
+use sha2::{Digest, Sha256};
+
+#[cfg(feature = "postgres")]
+use super::Message;
+#[cfg(feature = "postgres")]
+use super::wire::milliseconds;
 
 /// One message, as a number: its payload, its id, type, correlation id, reply address, timestamp and app
 /// id, and its headers, except for those of the broker and for what is inside tables and arrays. Other
@@ -38,6 +45,45 @@ impl Key {
         }
         payload.hash(&mut hasher);
         Some(Self(hasher.finish()))
+    }
+}
+
+/// A task, as a number that is the same in all processes: its app, name and id, when it was enqueued, to the
+/// millisecond, and its payload. All attempts, copies and redrives of a task have it. A caller may give an id to many
+/// tasks, and a publish to several programs: the time and the payload tell those apart.
+///
+/// The redrive count is left out. A dead letter whose attempt has committed all the same, because the answer to the
+/// commit was lost, must not run again when it is redriven.
+#[cfg(feature = "postgres")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CompletionKey([u8; 32]);
+
+/// What a message lacks to be recognised.
+#[cfg(feature = "postgres")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unidentified {
+    NoId,
+    /// Its enqueue time would be another one at each delivery.
+    NoTime,
+}
+
+#[cfg(feature = "postgres")]
+impl CompletionKey {
+    /// The key of a message that has an id and an enqueue time of its own.
+    pub(super) fn of(app: &str, message: &Message) -> Self {
+        let mut hash = Sha256::new();
+        let enqueued_at = milliseconds(message.enqueued_at).to_be_bytes();
+        let texts = [app, &message.task, message.id.as_str()].map(str::as_bytes);
+        for part in texts.into_iter().chain([&enqueued_at, &*message.payload]) {
+            // The length separates the parts.
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        Self(hash.finalize().into())
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -117,6 +163,53 @@ mod tests {
         // A name and its value are not one text.
         let table: FieldTable = FieldTable::default();
         assert_eq!(key(&plain), key(&plain.clone().with_headers(table)));
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_task_is_completed_under_one_key_in_all_its_attempts_copies_and_redrives() {
+        use std::time::{Duration, SystemTime};
+
+        use crate::task::PublishRequest;
+
+        let now = SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456);
+        let mut request = PublishRequest::named("dig", b"{}".to_vec());
+        request.id = Some("1".into());
+        let message = Message::first(request, "normal", 5, now);
+        let key = CompletionKey::of("hotel", &message);
+        let again = Message {
+            attempt: 2,
+            crashes: 1,
+            life: 3,
+            tier: "low".to_owned(),
+            // What travels on the wire has milliseconds.
+            enqueued_at: now - Duration::from_micros(456),
+            ..message.clone()
+        };
+        assert_eq!(CompletionKey::of("hotel", &again), key);
+        let others = [
+            Message {
+                id: "2".into(),
+                ..message.clone()
+            },
+            Message {
+                task: "dig1".into(),
+                id: "".into(),
+                ..message.clone()
+            },
+            Message {
+                payload: b"{ }".to_vec(),
+                ..message.clone()
+            },
+            Message {
+                enqueued_at: now + Duration::from_millis(1),
+                ..message.clone()
+            },
+        ];
+        for other in others {
+            assert_ne!(CompletionKey::of("hotel", &other), key, "{other:?}");
+        }
+        assert_ne!(CompletionKey::of("motel", &message), key);
     }
 
     #[test]

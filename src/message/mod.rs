@@ -13,6 +13,8 @@ use std::time::SystemTime;
 
 pub use death::{DeadReason, Death, FailedAttempt, Failure, FailureKind};
 pub(crate) use identity::Key;
+#[cfg(feature = "postgres")]
+pub(crate) use identity::{CompletionKey, Unidentified};
 pub(crate) use received::Received;
 pub(crate) use repaired::Repaired;
 

@@ -7,6 +7,8 @@ use std::time::SystemTime;
 use lapin::BasicProperties;
 
 use super::identity::{self, Key};
+#[cfg(feature = "postgres")]
+use super::identity::{CompletionKey, Unidentified};
 use super::{Death, Message, Repaired, wire};
 use crate::task::TaskId;
 
@@ -22,6 +24,12 @@ pub(crate) struct Received {
     crashes: u32,
     /// Whether it was moved to its tier, where it stays.
     is_moved: bool,
+    /// Whether the broker delivered it before.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "completion marks are in Postgres")
+    )]
+    is_redelivered: bool,
     /// The payload, until the message is parsed.
     unparsed: Mutex<Vec<u8>>,
     message: OnceLock<Result<Message, Unreadable>>,
@@ -51,6 +59,7 @@ impl Received {
     ) -> Self {
         Self {
             crashes: wire::crashes(&properties),
+            is_redelivered: false,
             properties,
             is_known: false,
             repaired,
@@ -74,6 +83,7 @@ impl Received {
             arrived_at,
             crashes: message.crashes,
             is_moved: false,
+            is_redelivered: false,
             unparsed: Mutex::default(),
             message: Ok(message).into(),
             key: OnceLock::new(),
@@ -103,6 +113,14 @@ impl Received {
         Self {
             message: Err(unreadable).into(),
             ..Self::new(properties, Vec::new(), None, tier.clone(), arrived_at)
+        }
+    }
+
+    /// Says whether the broker delivered it before.
+    pub(crate) fn redelivered(self, is_redelivered: bool) -> Self {
+        Self {
+            is_redelivered,
+            ..self
         }
     }
 
@@ -213,6 +231,31 @@ impl Received {
             .get_or_init(|| Key::of(&self.properties, self.payload()))
     }
 
+    /// Identifies the task wherever and however often it is delivered; see [`CompletionKey`].
+    ///
+    /// # Errors
+    /// What the message came without.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn completion_key(&self, app: &str) -> Result<CompletionKey, Unidentified> {
+        if !self.is_known && !self.has_id() {
+            return Err(Unidentified::NoId);
+        }
+        if !self.is_known && self.stated_enqueued_at().is_none() {
+            return Err(Unidentified::NoTime);
+        }
+        let message = self.message().map_err(|_| Unidentified::NoId)?;
+        Ok(CompletionKey::of(app, message))
+    }
+
+    /// Whether another worker, or another attempt, may have done the task already.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn may_be_done(&self) -> bool {
+        let message = self.message();
+        self.is_redelivered
+            || self.crashes > 0
+            || message.is_ok_and(|message| message.attempt > 1 || message.life > 0)
+    }
+
     /// Whether the message came with an id. Without one, nothing tells it from an equal message.
     pub(crate) fn has_id(&self) -> bool {
         identity::id(&self.properties).is_some()
@@ -283,6 +326,22 @@ mod tests {
             assert!(!one.has_id() && !one.is_same(&other));
             assert_ne!(one.id(), other.id());
         }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_message_is_recognised_by_an_id_and_a_time_that_stay_the_same() {
+        let with_id = || {
+            let properties = BasicProperties::default().with_type("greet".into());
+            properties.with_message_id("7".into())
+        };
+        let without_id = BasicProperties::default().with_type("greet".into());
+        let key = |properties| received(properties).completion_key("hotel");
+        assert_eq!(key(without_id), Err(Unidentified::NoId));
+        // Its time would be that of each arrival.
+        assert_eq!(key(with_id()), Err(Unidentified::NoTime));
+        let drawn = TaskId::drawn_at(SystemTime::now());
+        assert!(key(with_id().with_message_id(drawn.as_str().into())).is_ok());
     }
 
     #[test]

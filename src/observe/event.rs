@@ -54,6 +54,12 @@ pub enum Event<'a> {
         /// How long the handler ran.
         ran: Duration,
     },
+    /// A copy of a task came whose handler has [committed](crate::Context::transaction) before. It was not run, and its
+    /// delivery is acknowledged.
+    AlreadyDone {
+        /// The task.
+        task: TaskRef<'a>,
+    },
     /// An attempt failed, and the next one is stored.
     Retried {
         /// The task, with the attempt that failed.

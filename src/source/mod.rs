@@ -19,6 +19,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+#[cfg(feature = "postgres")]
+use crate::completion::RunningRow;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, Observers, TaskRef};
 use crate::task::{Cancellation, TaskEnding};
@@ -44,6 +46,8 @@ pub(crate) struct LeasedRun {
     pub(crate) begin: Option<oneshot::Receiver<bool>>,
     /// Cancelled when the lease is lost, and when the grace period of a shutdown is over.
     pub(crate) lost: Cancellation,
+    #[cfg(feature = "postgres")]
+    pub(crate) row: RunningRow,
 }
 
 /// What follows on a delivery.

@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{CancelReason, Cancellation, Data, Publish, PublishBuilder, Task, TaskId};
+use super::{
+    CancelReason, Cancellation, Data, Publish, PublishBuilder, Task, TaskId, Transactions,
+};
 
 /// A handler's view of its task and of the application.
 ///
@@ -46,11 +48,21 @@ pub(crate) struct ContextParts {
     pub(crate) shutdown: Cancellation,
     pub(crate) data: Arc<Data>,
     pub(crate) publisher: Arc<dyn Publish>,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "transactions are in Postgres")
+    )]
+    pub(crate) transactions: Transactions,
 }
 
 impl Context {
     pub(crate) fn new(parts: ContextParts) -> Self {
         Self(Arc::new(parts))
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) fn transactions(&self) -> &Transactions {
+        &self.0.transactions
     }
 
     /// The task's name.

@@ -97,6 +97,7 @@ mod publish;
 mod registry;
 mod retry;
 mod sentinel;
+mod transaction;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -123,6 +124,11 @@ pub use retry::RetryPolicy;
 pub use sentinel::{
     Sentinel, SentinelReport, assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,
 };
+#[cfg(feature = "postgres")]
+pub use transaction::TaskTransaction;
+#[cfg(feature = "postgres")]
+pub(crate) use transaction::{AttemptTransactions, OpenTransaction};
+pub(crate) use transaction::{TransactionUse, Transactions};
 
 /// Items that `#[task]` expands to.
 pub(crate) mod expansion {

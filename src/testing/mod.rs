@@ -48,11 +48,18 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+#[cfg(feature = "postgres")]
+use crate::Database;
 use crate::Topology;
+#[cfg(feature = "postgres")]
+use crate::completion::Completions;
 use crate::execute::{Executor, Verdict};
 use crate::message::Message;
+#[cfg(feature = "postgres")]
+use crate::message::Received;
 use crate::task::{
     AddedMiddleware, Cancellation, Context, Data, Middleware, PublishRequest, Registry, Task,
+    Transactions,
 };
 
 pub use recording::{Published, RecordingPublisher};
@@ -61,6 +68,9 @@ use timeline::{Timeline, later};
 /// How many runs [`Tester::drain`] and [`Tester::run_to_end`] do before they give up, unless
 /// [`TesterBuilder::most_runs`] sets another number.
 pub const MOST_RUNS: usize = 1_000;
+/// How many transactions the handlers of a tester may have open at once.
+#[cfg(feature = "postgres")]
+const TRANSACTIONS: usize = 8;
 
 /// Runs handlers as a worker would, and records the tasks that they publish.
 #[derive(Debug)]
@@ -71,6 +81,8 @@ pub struct Tester {
     /// The shutdown signal of the simulated process.
     shutdown: Mutex<Cancellation>,
     most_runs: usize,
+    #[cfg(feature = "postgres")]
+    completions: Option<Arc<Completions>>,
 }
 
 impl Tester {
@@ -107,7 +119,10 @@ impl Tester {
     /// Runs one attempt of a message, which may be any message that a queue could deliver.
     pub async fn run_message(&self, message: Message) -> Run {
         let executor = self.executor_now();
-        let verdict = executor.execute(&message, &Cancellation::new()).await;
+        let transactions = self.transactions(&message);
+        let verdict = executor
+            .execute(&message, &Cancellation::new(), &transactions)
+            .await;
         Run { message, verdict }
     }
 
@@ -148,6 +163,17 @@ impl Tester {
     fn executor_now(&self) -> Executor {
         let shutdown = self.shutdown.lock().unwrap_or_else(PoisonError::into_inner);
         self.executor.clone().shutdown_signal(shutdown.clone())
+    }
+
+    /// The transactions that an attempt of this message may open.
+    fn transactions(&self, message: &Message) -> Transactions {
+        #[cfg(feature = "postgres")]
+        if let Some(completions) = &self.completions {
+            let received = Received::known(message.clone(), self.timeline.now());
+            return completions.attempt(&Arc::new(received), None);
+        }
+        let _ = message;
+        Transactions::default()
     }
 
     /// Runs the task until it is settled, including retries and snoozes, and returns every attempt.
@@ -234,7 +260,8 @@ impl Tester {
     /// If the task has no handler.
     #[track_caller]
     pub fn context(&self, message: &Message) -> Context {
-        match self.executor_now().context_for(message) {
+        let transactions = self.transactions(message);
+        match self.executor_now().context_for(message, &transactions) {
             Some(context) => context,
             None => panic!(
                 "there is no context for task `{}`: it has no handler here",
@@ -281,6 +308,8 @@ pub struct TesterBuilder {
     middleware: AddedMiddleware,
     data: Data,
     most_runs: Option<usize>,
+    #[cfg(feature = "postgres")]
+    database: Option<Database>,
 }
 
 impl TesterBuilder {
@@ -338,6 +367,19 @@ impl TesterBuilder {
         self
     }
 
+    /// The database of [`Context::transaction`], which must be [migrated](Database::migrate). Transactions
+    /// are real: a commit writes, and completes the task as it does in a worker for a message of the broker. Default:
+    /// none, and `transaction` fails with
+    /// [`TransactionError::NoDatabase`](crate::error::TransactionError::NoDatabase).
+    #[cfg(feature = "postgres")]
+    #[must_use]
+    pub fn database(self, database: Database) -> Self {
+        Self {
+            database: Some(database),
+            ..self
+        }
+    }
+
     /// Sets after how many runs [`Tester::drain`] and [`Tester::run_to_end`] give up. Default:
     /// [`MOST_RUNS`].
     #[must_use]
@@ -369,6 +411,12 @@ impl TesterBuilder {
             Ok(middleware) => Arc::new(middleware),
             Err(error) => panic!("{error}"),
         };
+        #[cfg(feature = "postgres")]
+        let completions = {
+            let app = self.topology.as_ref().map_or("test", Topology::app);
+            let database = self.database.as_ref();
+            database.map(|database| Completions::new(database, app, TRANSACTIONS))
+        };
         let timeline = Arc::new(Timeline::default());
         let publisher = Arc::new(RecordingPublisher::on(timeline.clone(), self.topology));
         let clock = timeline.clone();
@@ -383,6 +431,8 @@ impl TesterBuilder {
             timeline,
             shutdown: Mutex::default(),
             most_runs: self.most_runs.unwrap_or(MOST_RUNS),
+            #[cfg(feature = "postgres")]
+            completions,
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
+use super::transactions::GroupTransactions;
 use super::{Phase, Shared};
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
@@ -29,6 +30,7 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) struct Group {
     shared: Arc<Shared>,
+    transactions: GroupTransactions,
     slots: usize,
     order: Order,
     tiers: usize,
@@ -70,6 +72,7 @@ impl Group {
         let order = Order::new(group.order, weights);
         let (sender, events) = mpsc::unbounded_channel();
         Self {
+            transactions: GroupTransactions::new(&shared.settings, group),
             slots: group.concurrency.into(),
             order,
             tiers: group.tiers.len(),
@@ -238,7 +241,8 @@ impl Group {
             };
             let key = (index, handle);
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
-            let handler = job::start(shared, received, lease, key, sender);
+            let transactions = self.transactions.clone();
+            let handler = job::start(shared, transactions, received, lease, key, sender);
             self.running.insert(key, Job::Handler(handler));
             self.handlers += 1;
             return true;

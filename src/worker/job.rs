@@ -9,13 +9,16 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
+use super::transactions::GroupTransactions;
 use super::watchdog::Report;
 use super::{Shared, WIND_DOWN};
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
 use crate::source::{Handle, LeasedRun, Next, dead, task_ref, unmapped, unreadable};
-use crate::task::{CancelReason, Cancellation, TaskEnding, TaskOptions};
+use crate::task::{
+    CancelReason, Cancellation, TaskEnding, TaskOptions, TransactionUse, Transactions,
+};
 
 /// A delivery of a group: the index of its source, and its handle there.
 pub(super) type JobKey = (usize, Handle);
@@ -32,6 +35,7 @@ pub(super) struct JobEvent {
 /// returned.
 pub(super) fn start(
     shared: Arc<Shared>,
+    group: GroupTransactions,
     received: Arc<Received>,
     lease: Option<LeasedRun>,
     key: JobKey,
@@ -42,8 +46,9 @@ pub(super) fn start(
         events: Some(events),
     };
     AbortOnDropHandle::new(tokio::spawn(async move {
+        let transactions = group.of(&received, lease.as_ref());
         let (begin, lost) = match lease {
-            Some(LeasedRun { begin, lost }) => (begin, Some(lost)),
+            Some(LeasedRun { begin, lost, .. }) => (begin, Some(lost)),
             None => (None, None),
         };
         if let Some(begin) = begin
@@ -51,7 +56,11 @@ pub(super) fn start(
         {
             return reporter.ended(Next::Back);
         }
-        let next = run(&shared, &received, lost.as_ref(), &reporter).await;
+        // A row is there only as long as its task is not done.
+        let next = match lost.is_none() && group.is_done(&received).await {
+            true => already_done(&shared, &received),
+            false => run(&shared, &received, lost.as_ref(), &transactions, &reporter).await,
+        };
         if lost.is_none() && matches!(next, Next::Done(_)) {
             // The source remembers what has ended by its key. Computed here, a large payload does not hold up
             // its ticks.
@@ -91,6 +100,7 @@ async fn run(
     shared: &Arc<Shared>,
     received: &Arc<Received>,
     lost: Option<&Cancellation>,
+    transactions: &Transactions,
     reporter: &Reporter,
 ) -> Next {
     let Ok(message) = received.message() else {
@@ -116,7 +126,14 @@ async fn run(
     observers.emit(&Event::Started { task, waited });
     let begin = Instant::now();
     let cancelled = lost.unwrap_or(&shared.cancelled);
-    let mut watched = pin!(watched(shared, received, message, cancelled, reporter));
+    let mut watched = pin!(watched(
+        shared,
+        received,
+        message,
+        cancelled,
+        transactions,
+        reporter
+    ));
     let verdict = match lost {
         None => watched.await,
         Some(lost) => tokio::select! {
@@ -125,6 +142,11 @@ async fn run(
             () = lost.cancelled() => timeout(WIND_DOWN, watched).await.ok().flatten(),
         },
     };
+    // A handler that was dropped may have committed before.
+    let verdict = verdict.or_else(|| match transactions.end() {
+        TransactionUse::Completed => Some(Verdict::Done),
+        TransactionUse::NotCommitted | TransactionUse::None => None,
+    });
     let is_lost = cancelled.reason() == Some(CancelReason::LeaseLost);
     match verdict {
         // A handler that was told to stop has not failed. If it is done all the same, and no other worker has taken
@@ -149,6 +171,7 @@ async fn watched(
     received: &Arc<Received>,
     message: &Message,
     cancelled: &Cancellation,
+    transactions: &Transactions,
     reporter: &Reporter,
 ) -> Option<Verdict> {
     let span = tracing::info_span!(
@@ -163,23 +186,42 @@ async fn watched(
     let watching = shared.watchdog.add(limit, {
         let (shared, received) = (Arc::downgrade(shared), received.clone());
         let (key, events) = (reporter.key, reporter.events.clone());
+        let (transactions, begin) = (transactions.clone(), Instant::now());
         move |report| {
             let Ok(message) = received.message() else {
                 return;
             };
-            if let Some(shared) = shared.upgrade() {
-                emit_report(&shared, message, report);
-            }
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            emit_report(&shared, message, report);
             if let (Report::Hung(since), Some(events)) = (report, &events) {
+                let next = match transactions.end() {
+                    TransactionUse::Completed => {
+                        next(&shared, message, Verdict::Done, begin.elapsed())
+                    }
+                    TransactionUse::NotCommitted | TransactionUse::None => hung(message, since),
+                };
                 // Without a receiver nobody waits for it either.
-                let next = hung(message, since);
                 let _ = events.send(JobEvent { key, next });
             }
         }
     });
-    let handler = pin!(shared.executor.execute(message, cancelled));
+    let handler = pin!(shared.executor.execute(message, cancelled, transactions));
     let handler = watching.watch(handler).instrument(span);
     shared.dropped.run_until_cancelled(handler).await
+}
+
+/// Another run of the task has committed.
+fn already_done(shared: &Shared, received: &Received) -> Next {
+    if let Ok(message) = received.message() {
+        let task = task_ref(message);
+        let (name, id) = (task.name, task.id);
+        tracing::info!(task = name, %id, "done before, not run");
+        let observers = &shared.settings.observers;
+        observers.emit(&Event::AlreadyDone { task });
+    }
+    Next::Done(TaskEnding::Done)
 }
 
 /// What follows on a verdict. Emits the events of those on which nothing does.

@@ -1,7 +1,7 @@
 //! Workers: which delivery a free slot takes, how it becomes a run of its handler, and what follows.
 //!
 //! Read in this order: `serve` is the public face, `check` refuses what cannot work, `group` is a pool of slots,
-//! `order` decides which tier is next, `job` is one delivery in a slot, and `watchdog` reports handlers that hang.
+//! `order` decides which tier is next, `job` is one delivery in a slot, `transactions` are those of its handler, and `watchdog` reports handlers that hang.
 //! Deliveries come from the module `source`, and `execute` runs them.
 
 mod check;
@@ -10,6 +10,7 @@ mod group;
 mod job;
 mod order;
 mod serve;
+mod transactions;
 mod watchdog;
 
 use std::sync::Arc;

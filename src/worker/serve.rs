@@ -66,6 +66,9 @@ pub(crate) struct WorkerParts {
     pub(crate) publisher: Publisher,
     #[cfg(feature = "postgres")]
     pub(crate) database: Option<Database>,
+    /// How long completion marks are kept.
+    #[cfg(feature = "postgres")]
+    pub(crate) keep_marks: Duration,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
     pub(crate) middleware: Arc<MiddlewareChains>,
     pub(crate) data: Arc<Data>,
@@ -191,7 +194,13 @@ impl Worker {
         let cancelled = Cancellation::new();
         let shared = Arc::new(Shared {
             #[cfg(feature = "postgres")]
-            rows: RowSettings::new(&settings, parts.database.as_ref(), &groups, &cancelled),
+            rows: RowSettings::new(
+                &settings,
+                parts.database.as_ref(),
+                &groups,
+                &cancelled,
+                parts.keep_marks,
+            ),
             executor: Executor::new(registry, parts.data, publisher)
                 .middleware(parts.middleware)
                 .shutdown_signal(shutting_down.clone()),

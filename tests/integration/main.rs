@@ -28,6 +28,8 @@ mod hostile;
 mod middleware;
 #[cfg(all(feature = "postgres", feature = "management"))]
 mod moving;
+#[cfg(feature = "postgres")]
+mod once;
 #[cfg(feature = "admin")]
 mod openapi;
 mod public_api;

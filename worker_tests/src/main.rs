@@ -1,7 +1,8 @@
-//! A worker whose handlers do what they are told: note that they ran, abort, or never yield.
+//! A worker whose handlers do what they are told: note that they ran, add to an account, abort, or never yield.
 //!
-//! It takes the broker from `AMQP_URL` or the database from `DATABASE_URL`, the map from `MAP`, the file to note runs in from `LEDGER`
-//! and the grace period in milliseconds from `GRACE`. With `RELAY` it has both servers, and is a relay in place of a worker. With `ABORT_WHEN_HUNG` it may end its process, with
+//! It takes the broker from `AMQP_URL`, the database from `DATABASE_URL`, the map from `MAP`, the file to note runs in from
+//! `LEDGER`, the grace period in milliseconds from `GRACE`, and a crash budget from `CRASH_BUDGET`, if that is set. With `RELAY` it
+//! is a relay in place of a worker. With `ABORT_WHEN_HUNG` it may end its process, with
 //! `CURRENT_THREAD` it has a runtime of one thread. What happens is printed, a line each.
 
 use std::fs::{File, OpenOptions};
@@ -30,6 +31,17 @@ struct NoteLow(Note);
 
 impl Task for NoteLow {
     const NAME: &'static str = "note_low";
+}
+
+/// Adds 1 to the account of its number, with a wait before and after the commit.
+#[derive(Serialize, Deserialize)]
+struct Add {
+    number: i64,
+    milliseconds: u64,
+}
+
+impl Task for Add {
+    const NAME: &'static str = "add";
 }
 
 /// Notes its number, waits, and ends the process.
@@ -82,6 +94,22 @@ async fn note_low(low: NoteLow, cx: Context) -> Result<(), TaskError> {
     note(low.0, cx).await
 }
 
+async fn add(add: Add, cx: Context) -> Result<(), TaskError> {
+    let ledger = cx.data::<Ledger>();
+    ledger.note(&format!("start {}", add.number))?;
+    let pause = Duration::from_millis(add.milliseconds);
+    let mut transaction = cx.transaction().await?;
+    sqlx::query("UPDATE accounts SET value = value + 1 WHERE id = $1")
+        .bind(add.number)
+        .execute(&mut *transaction)
+        .await?;
+    tokio::time::sleep(pause).await;
+    transaction.commit().await?;
+    ledger.note(&format!("end {}", add.number))?;
+    tokio::time::sleep(pause).await;
+    Ok(())
+}
+
 async fn abort(abort: Abort, cx: Context) -> Result<(), TaskError> {
     let ledger = cx.data::<Ledger>();
     ledger.note(&format!("abort {}", abort.number))?;
@@ -118,6 +146,7 @@ async fn work() -> Result<()> {
     let mut registry = Registry::new();
     registry.register::<Note, _>(note)?;
     registry.register::<NoteLow, _>(note_low)?;
+    registry.register::<Add, _>(add)?;
     registry.register::<Abort, _>(abort)?;
     registry.register::<AbortLow, _>(abort_low)?;
     let limits = TaskOptions::new()
@@ -125,13 +154,14 @@ async fn work() -> Result<()> {
         .timeout(Duration::from_secs(1));
     registry.register_with::<Spin, _>(spin, limits)?;
     let groups: Vec<_> = topology.groups().iter().map(|it| it.name.clone()).collect();
-    let builder = Tierline::builder(topology);
+    let mut builder = Tierline::builder(topology);
+    if let Ok(url) = std::env::var("AMQP_URL") {
+        builder = builder.amqp(url);
+    }
+    if let Ok(url) = std::env::var("DATABASE_URL") {
+        builder = builder.postgres(url);
+    }
     let is_relay = std::env::var("RELAY").is_ok();
-    let builder = match std::env::var("DATABASE_URL") {
-        Ok(url) if is_relay => builder.postgres(url).amqp(setting("AMQP_URL")?),
-        Ok(url) => builder.postgres(url),
-        Err(_) => builder.amqp(setting("AMQP_URL")?),
-    };
     let app = builder
         .registry(registry)
         .data(Ledger(ledger))
@@ -144,7 +174,11 @@ async fn work() -> Result<()> {
         return Ok(app.relay()?.until_terminated().await?);
     }
     let grace = Duration::from_millis(setting("GRACE")?.parse()?);
-    app.work(groups).grace(grace).until_terminated().await?;
+    let mut worker = app.work(groups).grace(grace);
+    if let Ok(budget) = std::env::var("CRASH_BUDGET") {
+        worker = worker.crash_budget(budget.parse()?);
+    }
+    worker.until_terminated().await?;
     Ok(())
 }
 
@@ -152,6 +186,7 @@ fn print(event: &Event<'_>) {
     match event {
         Event::Consuming { tier, .. } => println!("consuming {tier}"),
         Event::Suspected { task, crashes } => println!("suspected {} {crashes}", task.name),
+        Event::AlreadyDone { task } => println!("already done {}", task.name),
         Event::Dead { task, reason, .. } => println!("dead {}: {reason}", task.name),
         Event::RuntimeHung { aborts, .. } => println!("runtime hung, aborts: {aborts}"),
         Event::LeaseLost { task } => println!("lease lost {}", task.name),

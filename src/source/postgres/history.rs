@@ -1,4 +1,4 @@
-//! Removes finished tasks that their tiers have kept for long enough.
+//! Removes what was kept for long enough: finished tasks of tiers with `keep`, and completion marks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,43 +8,66 @@ use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
 use crate::backlog::{connection, remove_finished};
+use crate::completion;
 
 /// How often to look while there is nothing to remove.
 const EVERY: Duration = Duration::from_secs(60);
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many tasks of each tier one statement removes.
+/// How many tasks of each tier, or marks, one statement removes.
 const AT_ONCE: i64 = 1_000;
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
+/// What is removed.
+enum Kept<'t> {
+    /// Finished tasks of these tiers.
+    Tasks(Vec<(&'t str, Duration)>),
+    Marks(Duration),
+}
+
+/// Removes finished tasks that their tiers have kept for long enough.
+pub(super) async fn remove_tasks(settings: Arc<RowSettings>, ending: CancellationToken) {
     let topology = &settings.consumer.topology;
     let tiers: Vec<(&str, Duration)> = settings
         .tiers
         .keys()
         .filter_map(|name| Some((name.as_str(), topology.tier(name)?.home.keep()?)))
         .collect();
-    if tiers.is_empty() {
-        return;
+    if !tiers.is_empty() {
+        let removing = remove(&settings, Kept::Tasks(tiers));
+        let _: Option<()> = ending.run_until_cancelled(removing).await;
     }
+}
+
+/// Removes completion marks that the app has kept for long enough.
+pub(super) async fn remove_marks(settings: Arc<RowSettings>, ending: CancellationToken) {
+    if let Some(keep) = settings.keep_marks {
+        let removing = remove(&settings, Kept::Marks(keep));
+        let _: Option<()> = ending.run_until_cancelled(removing).await;
+    }
+}
+
+async fn remove(settings: &RowSettings, kept: Kept<'_>) {
     let mut connection = connection(&settings.database);
-    let removing = async {
-        loop {
-            let app = settings.app();
-            let removing = connection.within(LIMIT, "remove finished tasks", async |connection| {
-                remove_finished(connection, app, &tiers, AT_ONCE).await
-            });
-            let pause = match removing.await {
-                Ok(count) if count >= AT_ONCE.unsigned_abs() => PAUSE,
-                Ok(_) => EVERY,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot remove finished tasks, trying again in a minute");
-                    EVERY
-                }
-            };
-            sleep(pause).await;
-        }
+    let app = settings.app();
+    let tried = match kept {
+        Kept::Tasks(_) => "remove finished tasks",
+        Kept::Marks(_) => "remove completion marks",
     };
-    let _: Option<()> = ending.run_until_cancelled(removing).await;
+    loop {
+        let removing = connection.within(LIMIT, tried, async |connection| match &kept {
+            Kept::Tasks(tiers) => remove_finished(connection, app, tiers, AT_ONCE).await,
+            Kept::Marks(keep) => completion::remove_marks(connection, app, *keep, AT_ONCE).await,
+        });
+        let pause = match removing.await {
+            Ok(count) if count >= AT_ONCE.unsigned_abs() => PAUSE,
+            Ok(_) => EVERY,
+            Err(error) => {
+                tracing::debug!(%error, "trying again in a minute");
+                EVERY
+            }
+        };
+        sleep(pause).await;
+    }
 }

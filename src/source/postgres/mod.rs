@@ -4,7 +4,8 @@
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
 //! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
-//! tier before that, and `history` removes finished tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! tier before that, and `history` removes finished tasks that were kept, and old completion marks. `signal` is how these
+//! tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
@@ -54,6 +55,8 @@ pub(crate) struct RowSettings {
     cancelled: Cancellation,
     /// Whether rows are published to the broker, and not run: then they never begin, and none is suspected.
     is_relay: bool,
+    /// How long completion marks are kept. `None`: this process removes none.
+    keep_marks: Option<Duration>,
 }
 
 /// A tier that a worker serves. One on the broker may have rows too.
@@ -71,6 +74,7 @@ impl RowSettings {
         database: Option<&Database>,
         groups: &[String],
         cancelled: &Cancellation,
+        keep_marks: Duration,
     ) -> Option<Arc<Self>> {
         let database = database?.clone();
         let topology = &consumer.topology;
@@ -93,6 +97,7 @@ impl RowSettings {
             look_now: Notify::new(),
             cancelled: cancelled.clone(),
             is_relay: false,
+            keep_marks: Some(keep_marks),
         }))
     }
 
@@ -119,6 +124,7 @@ impl RowSettings {
             look_now: Notify::new(),
             cancelled: Cancellation::new(),
             is_relay: true,
+            keep_marks: None,
         })
     }
 
@@ -138,7 +144,9 @@ impl RowSettings {
         let listening = Service::new("notifications", observers);
         let listening = listening.run(|| listen::run(self.clone(), ending.clone()));
         let removing = Service::new("finished tasks", observers);
-        let removing = removing.run(|| history::run(self.clone(), ending.clone()));
+        let removing = removing.run(|| history::remove_tasks(self.clone(), ending.clone()));
+        let forgetting = Service::new("completion marks", observers);
+        let forgetting = forgetting.run(|| history::remove_marks(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
         let promoting = Service::new("aging", observers);
@@ -149,6 +157,7 @@ impl RowSettings {
             looking,
             listening,
             removing,
+            forgetting,
             expiring,
             promoting
         );

@@ -157,6 +157,7 @@ fn line(event: &Event<'_>) -> String {
     match event {
         Event::Started { task, .. } => format!("started {} {}", task.name, task.attempt),
         Event::Done { task, .. } => format!("done {} {}", task.name, task.attempt),
+        Event::AlreadyDone { task } => format!("already done {}", task.name),
         Event::Retried { task, failure, .. } => {
             format!("retried {} {}: {failure}", task.name, task.attempt)
         }

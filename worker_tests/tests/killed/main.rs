@@ -4,6 +4,7 @@
 
 mod deployment;
 mod killers;
+mod once;
 mod relay;
 mod rows;
 mod shutdown;

@@ -60,6 +60,7 @@ impl Rows {
     async fn worker(&self) -> Worker {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
             .env("DATABASE_URL", self.database.url())
+            .env_remove("AMQP_URL")
             .env("MAP", MAP)
             .env("LEDGER", &self.ledger)
             .env("GRACE", "1500")

@@ -6,13 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tierline::observe::Event;
-use tierline::{Registry, Task, Tierline, Topology};
+use tierline::{Registry, Task, TaskError, Tierline, Topology};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 const MAP: &str = "TIERLINE_BACKLOG_MAP";
 const URL: &str = "TIERLINE_BACKLOG_URL";
+const AMQP: &str = "TIERLINE_BACKLOG_AMQP";
+const CRASH_BUDGET: &str = "TIERLINE_BACKLOG_CRASH_BUDGET";
 
 /// A task that takes a while.
 #[derive(Serialize, Deserialize)]
@@ -25,6 +27,17 @@ impl Task for Step {
     const NAME: &'static str = "step";
 }
 
+/// A task that adds 1 to the account of its number, in the transaction that completes it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Add {
+    pub(crate) number: i64,
+    pub(crate) milliseconds: u64,
+}
+
+impl Task for Add {
+    const NAME: &'static str = "add";
+}
+
 /// What a worker has printed.
 #[derive(Debug)]
 pub(crate) enum Line {
@@ -32,6 +45,7 @@ pub(crate) enum Line {
     Start(usize),
     Suspected,
     LeaseLost,
+    AlreadyDone,
     Dead(String),
 }
 
@@ -43,9 +57,29 @@ pub(crate) struct FaultWorker {
 impl FaultWorker {
     /// Starts a worker. What it prints goes to `lines`.
     pub(crate) fn start(map: &str, url: &str, lines: mpsc::UnboundedSender<Line>) -> Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(MAP, map).env(URL, url);
+        Self::run(command, lines)
+    }
+
+    /// Starts a worker that is killed from outside however often: no task is to blame.
+    pub(crate) fn start_to_kill(
+        map: &str,
+        url: &str,
+        amqp: Option<&str>,
+        lines: mpsc::UnboundedSender<Line>,
+    ) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
             .env(MAP, map)
             .env(URL, url)
+            .env(CRASH_BUDGET, "1000");
+        command.envs(amqp.map(|amqp| (AMQP, amqp)));
+        Self::run(command, lines)
+    }
+
+    fn run(mut command: Command, lines: mpsc::UnboundedSender<Line>) -> Result<Self> {
+        let mut process = command
             .stdout(Stdio::piped())
             .stdin(Stdio::piped())
             .kill_on_drop(true)
@@ -92,6 +126,7 @@ impl Line {
             "start" => about.parse().ok().map(Self::Start),
             "suspected" => Some(Self::Suspected),
             "lost" => Some(Self::LeaseLost),
+            "already" => Some(Self::AlreadyDone),
             "dead" => Some(Self::Dead(about.to_owned())),
             _ => None,
         }
@@ -111,22 +146,46 @@ pub(crate) async fn work() -> Result<()> {
         println!("start {}", step.number);
         tokio::time::sleep(Duration::from_millis(step.milliseconds)).await;
     })?;
-    let app = Tierline::builder(topology)
+    registry.register::<Add, _>(add)?;
+    let mut builder = Tierline::builder(topology);
+    if let Ok(amqp) = std::env::var(AMQP) {
+        builder = builder.amqp(amqp);
+    }
+    let app = builder
         .postgres(std::env::var(URL)?)
         .registry(registry)
         .observe(|event| match event {
             Event::Consuming { .. } => println!("consuming"),
             Event::Suspected { .. } => println!("suspected"),
             Event::LeaseLost { .. } => println!("lost"),
+            Event::AlreadyDone { .. } => println!("already done"),
             Event::Dead { reason, .. } => println!("dead {reason}"),
             _ => {}
         })
         .connect()
         .await?;
     let mut input = BufReader::new(tokio::io::stdin()).lines();
-    app.work(["all"])
-        .grace(Duration::from_secs(5))
+    let mut worker = app.work(["all"]).grace(Duration::from_secs(5));
+    if let Ok(budget) = std::env::var(CRASH_BUDGET) {
+        worker = worker.crash_budget(budget.parse()?);
+    }
+    worker
         .until(async move { while let Ok(Some(_)) = input.next_line().await {} })
         .await?;
+    Ok(())
+}
+
+async fn add(add: Add, cx: tierline::Context) -> Result<(), TaskError> {
+    println!("start {}", add.number);
+    let pause = Duration::from_millis(add.milliseconds);
+    let mut transaction = cx.transaction().await?;
+    sqlx::query("UPDATE accounts SET value = value + 1 WHERE id = $1")
+        .bind(add.number)
+        .execute(&mut *transaction)
+        .await?;
+    tokio::time::sleep(pause).await;
+    transaction.commit().await?;
+    // Here a worker that is killed leaves a task that is done and not settled.
+    tokio::time::sleep(pause).await;
     Ok(())
 }

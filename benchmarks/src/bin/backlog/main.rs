@@ -3,8 +3,8 @@
 //! They stay as fast with a million rows and beside a held snapshot, lose nothing when servers and workers fail, and
 //! keep their order beside tiers on the broker.
 //!
-//! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [peers]
-//! [pooler] [aging] [escalate] [relay]`
+//! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [once]
+//! [peers] [pooler] [aging] [escalate] [relay]`
 
 mod aging;
 mod drain;
@@ -15,6 +15,7 @@ mod flat;
 mod idle;
 mod latency;
 mod mixed;
+mod once;
 mod peers;
 mod plain;
 mod pooler;
@@ -67,6 +68,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("faults") {
         faults::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("once") {
+        once::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

@@ -189,10 +189,12 @@ impl Queue {
             delivery_tag: tag,
             properties,
             data,
+            redelivered,
             ..
         } = delivery;
         let (tier, now) = (self.name.clone(), SystemTime::now());
-        (Received::new(properties, data, repaired, tier, now), tag)
+        let received = Received::new(properties, data, repaired, tier, now);
+        (received.redelivered(redelivered), tag)
     }
 
     /// Lets a delivery run, or does with it what its cause asks for.

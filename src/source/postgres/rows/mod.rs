@@ -20,6 +20,7 @@ use super::statements::{Claim, Statement, Statements};
 use crate::Error;
 use crate::backlog::{Batch, Later, RankStart, RunKey};
 use crate::backoff::Backoff;
+use crate::completion::RunningRow;
 use crate::message::{DeadReason, Failure, Message, Received};
 use crate::observe::Event;
 use crate::source::suspects::Running;
@@ -61,6 +62,8 @@ pub(crate) struct Rows {
     name: Arc<str>,
     window: usize,
     ttl: Option<Duration>,
+    /// The name of this worker, if the tier keeps its tasks.
+    keeper: Option<Arc<str>>,
     /// Whether the tier lives in Postgres, and not on the broker.
     is_home: bool,
     signal: Arc<TierSignal>,
@@ -210,6 +213,7 @@ impl Rows {
             tier: index,
             window,
             ttl: tier.ttl,
+            keeper: settings.keeper(&name).map(Arc::from),
             is_home: served.is_home,
             signal: served.signal.clone(),
             worker: None,
@@ -399,6 +403,10 @@ impl Source for Rows {
             lease: Some(LeasedRun {
                 begin,
                 lost: self.lease.clone(),
+                row: RunningRow {
+                    run: unsettled.run,
+                    keeper: self.keeper.clone(),
+                },
             }),
         })
     }

@@ -9,7 +9,7 @@ pub enum ErrorKind {
     Invalid,
     /// Something was named that does not exist: a task, tier, group or schedule of the topology, or a dead letter.
     NotFound,
-    /// The state of a dead letter or of an operation does not allow what was asked. Nothing was changed.
+    /// The state of a dead letter, of an operation or of a key does not allow what was asked. Nothing was changed.
     Conflict,
     /// The broker, its management API or the database was not reached, did not answer in time, or the connection
     /// was lost. Transient.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Inner;
 use super::confirm_channel::{ConfirmChannel, SendOutcome};
 use super::connection::PublishConnection;
 use super::outgoing::{Outgoing, OutgoingMessage};
 use super::pool::NoChannel;
+use super::{Confirmed, Inner};
 use crate::amqp::QueueState;
 use crate::error::PublishError;
 use crate::{Error, TaskId};
@@ -48,7 +48,10 @@ pub(super) enum SendFailure {
 
 impl Inner {
     /// Sends a message until it is confirmed, or committed as a row, at the latest until the deadline.
-    pub(super) async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
+    pub(super) async fn send_until_confirmed(
+        &self,
+        attempt: &PublishAttempt,
+    ) -> Result<Confirmed, Error> {
         #[cfg_attr(
             not(feature = "postgres"),
             allow(
@@ -68,7 +71,7 @@ impl Inner {
         // alive at once.
         if let Some((connection, channel)) = self.pools.of(&message.tier).ready_channel() {
             match send(&connection, &channel, message, attempt.deadline).await {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Confirmed) => return Ok(Confirmed::Stored),
                 met => attempted = Some(met),
             }
         }
@@ -81,7 +84,7 @@ impl Inner {
         attempt: &PublishAttempt,
         message: &Arc<OutgoingMessage>,
         mut attempted: Option<Result<SendOutcome, SendFailure>>,
-    ) -> Result<(), Error> {
+    ) -> Result<Confirmed, Error> {
         let PublishAttempt {
             id,
             deadline,
@@ -105,7 +108,7 @@ impl Inner {
                 },
             };
             let failure = match met {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Confirmed) => return Ok(Confirmed::Stored),
                 Ok(SendOutcome::Unroutable) => {
                     times_returned += 1;
                     match self.why_returned(message, *deadline).await {

@@ -97,6 +97,7 @@ mod publish;
 mod registry;
 mod retry;
 mod sentinel;
+mod unique;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -123,6 +124,8 @@ pub use retry::RetryPolicy;
 pub use sentinel::{
     Sentinel, SentinelReport, assert_every_task_is_mapped, assert_every_task_is_mapped_strictly,
 };
+pub(crate) use unique::KeyClaim;
+pub use unique::{IdempotencyKey, MAX_KEY, TaskKey, Unique};
 
 /// Items that `#[task]` expands to.
 pub(crate) mod expansion {

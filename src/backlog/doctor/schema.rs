@@ -7,7 +7,7 @@ use crate::amqp::{Finding, Severity};
 use crate::postgres::{MigrationState, PgConnection};
 
 /// The indexes that statements rely on, as Postgres describes them. Their names may differ.
-const INDEXES: [&str; 12] = [
+const INDEXES: [&str; 15] = [
     "CREATE UNIQUE INDEX backlogs_app_tier_key ON tierline.backlogs USING btree (app, tier)",
     "CREATE UNIQUE INDEX ready_pkey ON tierline.ready USING btree (id)",
     "CREATE UNIQUE INDEX ready_order ON tierline.ready USING btree (backlog, rank, due_at, id)",
@@ -19,6 +19,9 @@ const INDEXES: [&str; 12] = [
     "CREATE UNIQUE INDEX finished_pkey ON tierline.finished USING btree (id, finished_at)",
     "CREATE INDEX finished_order ON tierline.finished USING btree (backlog, finished_at, id)",
     "CREATE INDEX finished_by_name ON tierline.finished USING btree (name) WHERE (name IS NOT NULL)",
+    "CREATE UNIQUE INDEX unique_keys_pkey ON tierline.unique_keys USING btree (app, kind, key)",
+    "CREATE INDEX unique_keys_by_row ON tierline.unique_keys USING btree (row_id)",
+    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (app, expires_at)",
     "CREATE UNIQUE INDEX workers_pkey ON tierline.workers USING btree (id)",
 ];
 

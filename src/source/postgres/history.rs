@@ -1,4 +1,4 @@
-//! Removes finished tasks that their tiers have kept for long enough.
+//! Removes finished tasks that their tiers have kept for long enough, and keys whose time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,20 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
-use crate::backlog::{connection, remove_finished};
+use crate::Error;
+use crate::backlog::{connection, remove_expired_keys, remove_finished};
 
 /// How often to look while there is nothing to remove.
 const EVERY: Duration = Duration::from_secs(60);
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many tasks of each tier one statement removes.
+/// How many keys, and how many tasks of each tier, one statement removes.
 const AT_ONCE: i64 = 1_000;
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
+/// Removes finished tasks.
+pub(super) async fn remove_tasks(settings: Arc<RowSettings>, ending: CancellationToken) {
     let topology = &settings.consumer.topology;
     let tiers: Vec<(&str, Duration)> = settings
         .tiers
@@ -35,16 +37,37 @@ pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
             let removing = connection.within(LIMIT, "remove finished tasks", async |connection| {
                 remove_finished(connection, app, &tiers, AT_ONCE).await
             });
-            let pause = match removing.await {
-                Ok(count) if count >= AT_ONCE.unsigned_abs() => PAUSE,
-                Ok(_) => EVERY,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot remove finished tasks, trying again in a minute");
-                    EVERY
-                }
-            };
-            sleep(pause).await;
+            pause_after(removing.await).await;
         }
     };
     let _: Option<()> = ending.run_until_cancelled(removing).await;
+}
+
+/// Removes keys of the app.
+pub(super) async fn remove_keys(settings: Arc<RowSettings>, ending: CancellationToken) {
+    let database = &settings.database;
+    let removing = async {
+        loop {
+            let removing = async {
+                let mut connection = database.pool().acquire().await?;
+                remove_expired_keys(&mut connection, settings.app(), AT_ONCE).await
+            };
+            let removed = database.within(LIMIT, "remove expired keys", removing);
+            pause_after(removed.await).await;
+        }
+    };
+    let _: Option<()> = ending.run_until_cancelled(removing).await;
+}
+
+/// Waits before the next batch.
+async fn pause_after(removed: Result<u64, Error>) {
+    let pause = match removed {
+        Ok(count) if count >= AT_ONCE.unsigned_abs() => PAUSE,
+        Ok(_) => EVERY,
+        Err(error) => {
+            tracing::debug!(%error, "cannot remove what is old, trying again in a minute");
+            EVERY
+        }
+    };
+    sleep(pause).await;
 }

@@ -4,7 +4,7 @@
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
 //! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
-//! tier before that, and `history` removes finished tasks that were kept. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! tier before that, and `history` removes finished tasks that were kept, and keys whose time is over. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
@@ -108,7 +108,9 @@ impl RowSettings {
         let listening = Service::new("notifications", observers);
         let listening = listening.run(|| listen::run(self.clone(), ending.clone()));
         let removing = Service::new("finished tasks", observers);
-        let removing = removing.run(|| history::run(self.clone(), ending.clone()));
+        let removing = removing.run(|| history::remove_tasks(self.clone(), ending.clone()));
+        let forgetting = Service::new("expired keys", observers);
+        let forgetting = forgetting.run(|| history::remove_keys(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
         let promoting = Service::new("aging", observers);
@@ -119,6 +121,7 @@ impl RowSettings {
             looking,
             listening,
             removing,
+            forgetting,
             expiring,
             promoting
         );

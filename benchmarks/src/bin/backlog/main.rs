@@ -4,7 +4,7 @@
 //! keep their order beside tiers on the broker.
 //!
 //! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [peers]
-//! [pooler] [aging] [escalate]`
+//! [pooler] [aging] [escalate] [unique]`
 
 mod aging;
 mod drain;
@@ -21,6 +21,7 @@ mod pooler;
 mod scene;
 mod snapshot;
 mod stats;
+mod unique;
 
 use anyhow::Result;
 use tierline_benchmarks::{Report, is_quick, is_wanted};
@@ -63,6 +64,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("faults") {
         faults::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("unique") {
+        unique::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

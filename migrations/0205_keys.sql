@@ -110,16 +110,17 @@ BEGIN
                     IF held.is_held THEN
                         WITH scheduled AS (
                             DELETE FROM tierline.scheduled WHERE id = held.row_id
-                            RETURNING id, backlog, rank, due_at, task, name, properties, payload
+                            RETURNING id, backlog, first_backlog, rank, due_at, task, name, properties, payload
                         ), ready AS (
                             DELETE FROM tierline.ready WHERE id = held.row_id
-                            RETURNING id, backlog, rank, due_at, task, name, properties, payload
+                            RETURNING id, backlog, first_backlog, rank, due_at, task, name, properties, payload
                         ), gone AS (
                             SELECT * FROM scheduled UNION ALL SELECT * FROM ready
                         ), kept AS (
                             INSERT INTO tierline.finished
-                                (id, finished_at, backlog, rank, due_at, ending, task, name, properties, payload)
-                            SELECT id, clock_timestamp(), backlog, rank, due_at, 'cancelled', task, name, properties, payload
+                                (id, finished_at, backlog, first_backlog, rank, due_at, ending, task, name, properties, payload)
+                            SELECT id, clock_timestamp(), backlog, first_backlog, rank, due_at, 'cancelled', task, name,
+                                properties, payload
                             FROM gone
                             WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = ANY(keeping))
                         ) SELECT held.task_id INTO other_id FROM gone;

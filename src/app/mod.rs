@@ -111,7 +111,8 @@ impl Tierline {
     /// ```
     ///
     /// # Errors
-    /// Of the first task that cannot be published; else as [`within`](PublishBuilder::within).
+    /// Of the first task that cannot be published; else as [`within`](PublishBuilder::within). If it is a key that is not
+    /// to be had, the tasks with other keys are stored in the transaction: roll it back.
     #[cfg(feature = "postgres")]
     pub async fn publish_many_within(
         &self,

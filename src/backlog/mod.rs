@@ -1,11 +1,12 @@
 //! The backlog in Postgres: tasks of tiers with `queue = "postgres"`, as rows.
 //!
 //! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
-//! `running` until it is settled. `row` turns tasks into rows and back, `writer` inserts rows for publishers, and
-//! `claim` has the statements with which a worker claims and settles them, `due` the one that makes scheduled tasks ready, and
-//! `promote` those that move tasks to another tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`),
-//! cancel them and move them (`escalate`). Deployments prepare the tables with
-//! [`apply`], and [`doctor`] finds what is wrong with them.
+//! `running` until it is settled. `row` turns tasks into rows and back. `writer` inserts rows for publishers, `within` in a
+//! transaction of the caller, and `keys` takes unique and idempotency keys. `claim` has the statements with which a worker
+//! claims and settles rows, `due` the one that makes scheduled tasks ready, and `promote` those that move tasks to another
+//! tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`), cancel
+//! them and move them (`escalate`). Deployments prepare the tables with [`apply`], and [`doctor`] finds what is wrong with
+//! them.
 
 mod apply;
 mod claim;
@@ -19,12 +20,14 @@ mod find;
 mod finished;
 mod insert;
 mod inspect;
+mod keys;
 mod notify;
 mod promote;
 mod room;
 mod row;
 mod task;
 mod tasks;
+mod within;
 mod writer;
 
 pub use apply::{DatabaseApplied, DatabasePlan, PlannedTier, apply, plan};
@@ -39,6 +42,9 @@ pub(crate) use claim::{
 pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
+#[allow(unused_imports, reason = "the relay hands rows to the broker")]
+pub(crate) use keys::hold_keys_to_the_end;
+pub(crate) use keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, remove_expired_keys};
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,

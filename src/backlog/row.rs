@@ -9,9 +9,11 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
+use super::keys::RowKey;
 use crate::TaskId;
 use crate::message::{Message, QUARANTINE_FROM, Received, properties, wire};
 use crate::postgres::Time;
+use crate::task::KeyClaim;
 
 /// The rank of priority 0 in quarantine. Ordinary ranks are 0 or less.
 pub(crate) const QUARANTINE_RANK: i16 = 1_000;
@@ -29,12 +31,19 @@ pub(crate) struct NewRow {
     pub(crate) after: Duration,
     pub(crate) properties: Option<Vec<u8>>,
     pub(crate) payload: Vec<u8>,
+    /// The key that it is published with.
+    pub(crate) key: Option<RowKey>,
 }
 
 impl NewRow {
     /// The row of a task that is published for the first time. An id that was drawn for this publish is the row's
     /// own. One that the caller gave may be that of another task.
-    pub(crate) fn first(message: &mut Message, is_id_drawn: bool, after: Duration) -> Self {
+    pub(crate) fn first(
+        message: &mut Message,
+        is_id_drawn: bool,
+        claim: Option<KeyClaim>,
+        after: Duration,
+    ) -> Self {
         let drawn = message.id.uuid().filter(|_| is_id_drawn);
         // The column has it.
         message.due_at = None;
@@ -42,7 +51,9 @@ impl NewRow {
             true => None,
             false => Some(properties::encode(&message.properties(is_id_drawn))),
         };
+        let key = claim.map(|it| RowKey::new(it, &message.id, &message.task, &message.payload));
         Self {
+            key,
             id: drawn.unwrap_or_else(Uuid::now_v7),
             tier: message.tier.clone(),
             task: readable(&message.task),
@@ -73,6 +84,7 @@ impl NewRow {
             after,
             properties: Some(properties::encode(sent)),
             payload,
+            key: None,
         }
     }
 
@@ -81,6 +93,7 @@ impl NewRow {
         let optional = [
             self.properties.as_ref().map(Vec::len),
             self.name.as_ref().map(String::len),
+            self.key.as_ref().map(RowKey::size),
         ];
         let optional: usize = optional.into_iter().flatten().sum();
         self.payload.len() + optional + self.task.len() + 100
@@ -178,6 +191,7 @@ impl ClaimedRow {
                     crashes: 0,
                     history: Vec::new(),
                     redriven: None,
+                    key: None,
                 },
                 now,
             );
@@ -225,10 +239,11 @@ fn is_plain(message: &Message) -> bool {
         && message.crashes == 0
         && message.history.is_empty()
         && message.redriven.is_none()
+        && message.key.is_none()
 }
 
 /// A text that Postgres accepts: without NUL. The properties have the text as it is.
-fn readable(text: &str) -> String {
+pub(super) fn readable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
@@ -240,7 +255,7 @@ mod tests {
     fn first(request: PublishRequest) -> (Message, NewRow) {
         let is_id_drawn = request.id.is_none();
         let message = Message::first(request, "normal", 5, SystemTime::now());
-        let row = NewRow::first(&mut message.clone(), is_id_drawn, Duration::ZERO);
+        let row = NewRow::first(&mut message.clone(), is_id_drawn, None, Duration::ZERO);
         (message, row)
     }
 

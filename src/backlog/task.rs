@@ -15,7 +15,7 @@ use crate::TaskId;
 use crate::error::BacklogError;
 use crate::message::{FailedAttempt, Message};
 use crate::postgres::{Time, time};
-use crate::task::{IntoDuration, TaskEnding};
+use crate::task::{IntoDuration, TaskEnding, TaskKey};
 use crate::topology::duration::Unreadable;
 
 /// Where a task is on its way.
@@ -127,6 +127,8 @@ pub struct BacklogTaskDetails {
     pub expires_at: Option<SystemTime>,
     /// The attempts that failed, the latest last.
     pub history: Vec<FailedAttempt>,
+    /// The unique or idempotency key that it was published with.
+    pub key: Option<TaskKey>,
 }
 
 /// With the payload as text, and what is no text in it replaced.
@@ -149,6 +151,8 @@ impl Serialize for BacklogTaskDetails {
             #[serde(serialize_with = "optional_time")]
             expires_at: Option<SystemTime>,
             history: Vec<Failed<'a>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            key: &'a Option<TaskKey>,
         }
         let history = self.history.iter().map(|failed| Failed {
             attempt: failed.attempt,
@@ -162,6 +166,7 @@ impl Serialize for BacklogTaskDetails {
             headers: &self.headers,
             expires_at: self.expires_at,
             history: history.collect(),
+            key: &self.key,
         };
         details.serialize(out)
     }
@@ -327,6 +332,7 @@ impl FoundRow {
             headers: message.map(|it| it.headers.clone()).unwrap_or_default(),
             expires_at: message.and_then(|it| it.expires_at),
             history: message.map(|it| it.history.clone()).unwrap_or_default(),
+            key: message.and_then(|it| it.key.clone()),
         }
     }
 }

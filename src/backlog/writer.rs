@@ -1,7 +1,8 @@
 //! Inserts rows for publishers.
 //!
 //! Each tier has a writer of its own with one connection, so that a flood into one tier does not hold up publishes to
-//! another, and rows keep the order in which they were published. Rows that are published at the same time share a
+//! another, and rows keep the order in which they were published. Rows with a key have another one, so that those without
+//! never wait for a key. Rows that are published at the same time share a
 //! statement and its commit: while one statement is under way, the next batch gathers. A publish waits for the commit in
 //! any case.
 
@@ -17,17 +18,20 @@ use tokio_util::task::AbortOnDropHandle;
 use super::add_backlogs;
 use super::commits::CommitWatcher;
 use super::insert::insert_rows;
+use super::keys::{Inserted, KeyProblem, KeyedInsert, RowKey, insert_keyed};
 use super::notify::{NOTIFY_BELOW, notice, notify};
 use super::room::Room;
 use super::row::NewRow;
 use crate::Error;
 use crate::error::DatabaseError;
-use crate::postgres::{Database, DedicatedConnection, PgConnection};
+use crate::postgres::{Database, DedicatedConnection};
 use crate::topology::Topology;
 
 /// The largest number of rows, and of bytes, that one statement inserts. A single row may be larger.
-const BATCH_ROWS: usize = 500;
-const BATCH_BYTES: usize = 1 << 20;
+pub(super) const BATCH_ROWS: usize = 500;
+pub(super) const BATCH_BYTES: usize = 1 << 20;
+/// The largest number of rows with keys. Each has a subtransaction, and Postgres keeps 64 of them where it finds them fast.
+pub(super) const KEYED_ROWS: usize = 50;
 /// How many KiB of rows may wait for a statement, for each tier.
 const WAITING_KIB: usize = 16 << 10;
 /// How long one statement may take.
@@ -48,24 +52,29 @@ pub(crate) enum InsertFailure {
     Refused(Arc<str>),
     /// The tables are missing.
     NotMigrated(Arc<str>),
+    /// The key of the row is not to be had.
+    Key(KeyProblem),
 }
 
-/// A writer for each tier. It is started by the first row.
+/// The writers of each tier. They are started by the first row.
 #[derive(Debug)]
 pub(crate) struct RowWriters {
-    database: Database,
-    app: Arc<str>,
-    tiers: HashMap<String, WrittenTier>,
+    pub(super) database: Database,
+    pub(super) app: Arc<str>,
+    pub(super) tiers: HashMap<String, WrittenTier>,
+    /// The tiers that keep finished tasks.
+    pub(super) keeping: Arc<[String]>,
     /// Tells workers of rows that a transaction of the caller's inserts, once it has committed.
-    commits: OnceLock<CommitWatcher>,
+    pub(super) commits: OnceLock<CommitWatcher>,
     may_migrate: bool,
 }
 
 #[derive(Debug)]
-struct WrittenTier {
+pub(super) struct WrittenTier {
     /// `None`: the tier has no `max_length`.
-    room: Option<Arc<Room>>,
-    writer: OnceLock<RowWriter>,
+    pub(super) room: Option<Arc<Room>>,
+    plain: OnceLock<RowWriter>,
+    keyed: OnceLock<RowWriter>,
     /// Set when the database is known to have the tier, for rows that the caller's own connection inserts.
     is_prepared: OnceCell<()>,
 }
@@ -82,7 +91,7 @@ struct RowWriter {
 struct Insert {
     row: Arc<NewRow>,
     progress: Arc<Progress>,
-    done: oneshot::Sender<Result<(), InsertFailure>>,
+    done: oneshot::Sender<Result<Inserted, InsertFailure>>,
     _room: OwnedSemaphorePermit,
 }
 
@@ -117,26 +126,30 @@ impl RowWriters {
         let tiers = topology.tiers().iter().map(|tier| {
             let written = WrittenTier {
                 room: tier.max_length.map(|most| Arc::new(Room::new(most))),
-                writer: OnceLock::new(),
+                plain: OnceLock::new(),
+                keyed: OnceLock::new(),
                 is_prepared: OnceCell::new(),
             };
             (tier.name.clone(), written)
         });
+        let keeping = topology.tiers_using_postgres();
+        let keeping = keeping.filter(|tier| tier.home.keep().is_some());
         Self {
             database,
             app: topology.app().into(),
             tiers: tiers.collect(),
+            keeping: keeping.map(|tier| tier.name.clone()).collect(),
             commits: OnceLock::new(),
             may_migrate,
         }
     }
 
-    /// Inserts a row once. `Ok`: it is committed.
+    /// Inserts a row once. `Ok`: it is committed, or another task has its key.
     pub(crate) async fn insert(
         &self,
         row: &Arc<NewRow>,
         deadline: Instant,
-    ) -> Result<(), InsertFailure> {
+    ) -> Result<Inserted, InsertFailure> {
         let unsent = || InsertFailure::NotSent("no statement could be sent in time".into());
         let Some(tier) = self.tiers.get(&row.tier) else {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
@@ -146,7 +159,11 @@ impl RowWriters {
             Ok(Err(error)) => return Err(unsent_because(error)),
             Err(_) => return Err(unsent()),
         }
-        let writer = tier.writer.get_or_init(|| self.open(&row.tier, tier));
+        let writer = match &row.key {
+            None => &tier.plain,
+            Some(_) => &tier.keyed,
+        };
+        let writer = writer.get_or_init(|| self.open(&row.tier, tier));
         let kib = row.size().div_ceil(1 << 10).clamp(1, WAITING_KIB) as u32;
         let room = timeout_at(deadline, writer.room.clone().acquire_many_owned(kib)).await;
         let Ok(Ok(room)) = room else {
@@ -173,86 +190,9 @@ impl RowWriters {
         }
     }
 
-    /// Inserts rows on a connection of the caller's, within its transaction. Workers are told of them when it has
-    /// committed.
-    pub(crate) async fn insert_within(
-        &self,
-        connection: &mut sqlx::PgConnection,
-        rows: &[NewRow],
-        deadline: Instant,
-    ) -> Result<(), InsertFailure> {
-        let inserting = async {
-            let mut connection = PgConnection::of_caller(connection, self.database.pool());
-            let mut rest = rows;
-            while let Some((first, _)) = rest.split_first() {
-                let is_alike = |row: &&NewRow| {
-                    row.tier == first.tier && row.after.is_zero() == first.after.is_zero()
-                };
-                let mut bytes = 0;
-                let fits = |row: &&NewRow| {
-                    let fits = bytes < BATCH_BYTES;
-                    bytes += row.size();
-                    fits
-                };
-                let batch = rest.iter().take(BATCH_ROWS).take_while(is_alike);
-                let batch: Vec<&NewRow> = batch.take_while(fits).collect();
-                self.insert_batch_within(&mut connection, &batch).await?;
-                rest = &rest[batch.len()..];
-            }
-            Ok(())
-        };
-        match timeout_at(deadline, inserting).await {
-            Ok(Err(InsertFailure::Lost(cause))) => Err(InsertFailure::NotSent(cause)),
-            Ok(inserted) => inserted,
-            Err(_) => {
-                let why = "the database did not answer in time";
-                Err(InsertFailure::NotSent(why.into()))
-            }
-        }
-    }
-
-    /// Inserts rows of one tier that are all ready, or all due later.
-    async fn insert_batch_within(
-        &self,
-        connection: &mut PgConnection<'_>,
-        batch: &[&NewRow],
-    ) -> Result<(), InsertFailure> {
-        let tried = "publish within a transaction";
-        let failed = |error| failure(self.database.failed(tried, error));
-        let Some(first) = batch.first() else {
-            return Ok(());
-        };
-        let Some(tier) = self.tiers.get(&first.tier) else {
-            return Err(InsertFailure::Refused("its tier is not in the map".into()));
-        };
-        let preparing = self.prepare(&first.tier, tier).await;
-        preparing.map_err(unsent_because)?;
-        let of = (&*self.app, first.tier.as_str());
-        if let Some(room) = &tier.room {
-            for _ in batch {
-                let is_admitted = match room.admit() {
-                    Some(is_admitted) => is_admitted,
-                    None => {
-                        room.count(connection, of).await.map_err(failed)?;
-                        room.admit().unwrap_or(Err(InsertFailure::Full))
-                    }
-                };
-                is_admitted?;
-            }
-        }
-        let transaction = insert_rows(connection, of, batch).await.map_err(failed)?;
-        if !self.database.is_behind_pooler() {
-            let watch = || CommitWatcher::start(&self.database, &self.app);
-            let commits = self.commits.get_or_init(watch);
-            let after = batch.iter().map(|row| row.after).min().unwrap_or_default();
-            commits.watch(transaction, &first.tier, after);
-        }
-        Ok(())
-    }
-
     /// Sees to it that the database knows a tier, on a connection of our own: in the caller's transaction, others that
     /// publish to the tier for the first time would wait for its commit.
-    async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<(), Error> {
+    pub(super) async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<(), Error> {
         let preparing = tier.is_prepared.get_or_try_init(async || {
             // An app all of whose tiers are on the broker starts without its database.
             if self.may_migrate {
@@ -273,6 +213,7 @@ impl RowWriters {
         let connection = WriterConnection {
             connection: super::connection(&self.database),
             app: self.app.clone(),
+            keeping: self.keeping.clone(),
             tier: name.to_owned(),
             is_prepared: false,
             room: tier.room.clone(),
@@ -293,6 +234,7 @@ impl RowWriters {
 struct WriterConnection {
     connection: DedicatedConnection,
     app: Arc<str>,
+    keeping: Arc<[String]>,
     tier: String,
     /// Whether the tier is known to the database.
     is_prepared: bool,
@@ -326,10 +268,13 @@ impl WriterConnection {
     async fn insert_batch(&mut self, batch: Vec<Insert>) {
         let mut batch = batch;
         self.refuse_what_is_full(&mut batch).await;
-        let (at_once, later): (Vec<_>, Vec<_>) = batch
+        let (keyed, plain): (Vec<_>, Vec<_>) = batch
+            .into_iter()
+            .partition(|insert| insert.row.key.is_some());
+        let (at_once, later): (Vec<_>, Vec<_>) = plain
             .into_iter()
             .partition(|insert| insert.row.after.is_zero());
-        for batch in [at_once, later] {
+        for batch in [keyed, at_once, later] {
             self.insert_all(batch).await;
         }
     }
@@ -343,7 +288,7 @@ impl WriterConnection {
         match self.execute(&batch).await {
             Err(InsertFailure::Refused(_)) if batch.len() > 1 => {
                 for insert in batch {
-                    let alone = [insert];
+                    let alone = vec![insert];
                     let inserted = self.execute(&alone).await;
                     self.answer(alone, inserted);
                 }
@@ -352,15 +297,20 @@ impl WriterConnection {
         }
     }
 
-    fn answer(
-        &mut self,
-        batch: impl IntoIterator<Item = Insert>,
-        inserted: Result<(), InsertFailure>,
-    ) {
+    /// Tells each publisher what became of its row.
+    fn answer(&mut self, batch: Vec<Insert>, inserted: Result<Vec<KeyedInsert>, InsertFailure>) {
         let now = Instant::now();
-        for insert in batch {
+        let inserted: Vec<Result<Inserted, InsertFailure>> = match inserted {
+            Ok(each) => each
+                .into_iter()
+                .map(|it| it.map_err(InsertFailure::Key))
+                .collect(),
+            Err(failure) => vec![Err(failure); batch.len()],
+        };
+        for (insert, inserted) in batch.into_iter().zip(inserted) {
+            let is_stored = matches!(inserted, Ok(Inserted::New | Inserted::Replaced(_)));
             match insert.row.after {
-                _ if inserted.is_err() => {}
+                _ if !is_stored => {}
                 Duration::ZERO => self.must_notify = true,
                 // Workers look for scheduled rows every second.
                 after if after < NOTIFY_BELOW => {
@@ -370,13 +320,16 @@ impl WriterConnection {
                 _ => {}
             }
             // A publisher that has given up does not mind.
-            let _ = insert.done.send(inserted.clone());
+            let _ = insert.done.send(inserted);
         }
     }
 
-    async fn execute(&mut self, batch: &[Insert]) -> Result<(), InsertFailure> {
+    /// Inserts rows that all have keys, or that all have none.
+    async fn execute(&mut self, batch: &[Insert]) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let of = (&*self.app, self.tier.as_str());
         let rows: Vec<&NewRow> = batch.iter().map(|insert| &*insert.row).collect();
+        let keyed: Vec<(&NewRow, &RowKey)> = with_keys(&rows);
+        let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
         let is_prepared = std::mem::replace(&mut self.is_prepared, true);
         let inserting = self
             .connection
@@ -384,9 +337,18 @@ impl WriterConnection {
                 if !is_prepared {
                     add_backlogs(connection, of.0, &[of.1]).await?;
                 }
-                insert_rows(connection, of, &rows).await
+                match keyed.is_empty() {
+                    true => {
+                        insert_rows(connection, of, &rows).await?;
+                        Ok(vec![Ok(Inserted::New); rows.len()])
+                    }
+                    false => {
+                        let inserting = insert_keyed(connection, of, &keeping, &keyed);
+                        Ok(inserting.await?.inserted)
+                    }
+                }
             });
-        let inserted = inserting.await.map(drop).map_err(failure);
+        let inserted = inserting.await.map_err(failure);
         self.is_prepared = inserted.is_ok();
         inserted
     }
@@ -457,8 +419,12 @@ impl WriterConnection {
 async fn gather(inserts: &mut mpsc::UnboundedReceiver<Insert>) -> Option<Vec<Insert>> {
     let first = inserts.recv().await?;
     let mut bytes = first.row.size();
+    let most = match first.row.key {
+        None => BATCH_ROWS,
+        Some(_) => KEYED_ROWS,
+    };
     let mut batch = vec![first];
-    while batch.len() < BATCH_ROWS
+    while batch.len() < most
         && bytes < BATCH_BYTES
         && let Ok(next) = inserts.try_recv()
     {
@@ -468,15 +434,23 @@ async fn gather(inserts: &mut mpsc::UnboundedReceiver<Insert>) -> Option<Vec<Ins
     Some(batch)
 }
 
+/// Those of the rows that have a key.
+pub(super) fn with_keys<'r>(rows: &[&'r NewRow]) -> Vec<(&'r NewRow, &'r RowKey)> {
+    let keyed = rows
+        .iter()
+        .filter_map(|row| Some((*row, row.key.as_ref()?)));
+    keyed.collect()
+}
+
 /// The failure of something that comes before a row is sent.
-fn unsent_because(error: Error) -> InsertFailure {
+pub(super) fn unsent_because(error: Error) -> InsertFailure {
     match failure(error) {
         InsertFailure::Lost(cause) | InsertFailure::Refused(cause) => InsertFailure::NotSent(cause),
         failure => failure,
     }
 }
 
-fn failure(error: Error) -> InsertFailure {
+pub(super) fn failure(error: Error) -> InsertFailure {
     let cause = error.to_string().into();
     match error {
         Error::Database(DatabaseError::Failed { .. }) => InsertFailure::Lost(cause),

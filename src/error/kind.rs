@@ -9,7 +9,7 @@ pub enum ErrorKind {
     Invalid,
     /// Something was named that does not exist: a task, tier, group or schedule of the topology, or a dead letter.
     NotFound,
-    /// The state of a task, a dead letter or an operation does not allow what was asked. Nothing was changed.
+    /// The state of a task, a dead letter, an operation or a key does not allow what was asked. Nothing was changed.
     Conflict,
     /// The broker, its management API or the database was not reached, did not answer in time, or the connection
     /// was lost. Transient.

@@ -178,6 +178,8 @@ impl Error {
                 cause.kind(),
                 io::ErrorKind::Interrupted | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
             ),
+            // The transaction that has the key will end.
+            Error::Publish(PublishError::KeyBusy { .. }) => true,
             _ => matches!(self.kind(), ErrorKind::Connection | ErrorKind::Overloaded),
         }
     }

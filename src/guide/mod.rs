@@ -10,6 +10,7 @@
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [effectively once](effectively_once) | How do I write to Postgres once, however often a task runs? |
+//! | [unique tasks](unique_tasks) | How do I keep the same work from being queued twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
 //! | [middleware] | What do many handlers have in common? |
 //! | [handlers that hang](handlers_that_hang) | What if a handler never yields? |
@@ -50,6 +51,10 @@ pub mod idempotent_handlers {}
 #[cfg(feature = "postgres")]
 #[doc = include_str!("effectively_once.md")]
 pub mod effectively_once {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("unique_tasks.md")]
+pub mod unique_tasks {}
 
 #[doc = include_str!("long_tasks_across_deploys.md")]
 pub mod long_tasks_across_deploys {}

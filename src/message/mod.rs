@@ -18,7 +18,7 @@ pub(crate) use identity::{CompletionKey, Unidentified};
 pub(crate) use received::Received;
 pub(crate) use repaired::Repaired;
 
-use crate::task::{PublishRequest, TaskId};
+use crate::task::{PublishRequest, TaskId, TaskKey};
 
 /// From this crash count on a task runs from quarantine.
 pub(crate) const QUARANTINE_FROM: u32 = 2;
@@ -73,6 +73,8 @@ pub struct Message {
     pub history: Vec<FailedAttempt>,
     /// Where it came from, if it was redriven.
     pub redriven: Option<Redriven>,
+    /// The unique or idempotency key that it was published with.
+    pub key: Option<TaskKey>,
 }
 
 /// Where a redriven message came from.
@@ -91,6 +93,7 @@ impl Message {
     /// only as the time when it falls due: whoever sends it holds it back.
     pub fn first(request: PublishRequest, tier: &str, priority: u8, now: SystemTime) -> Self {
         Self {
+            key: request.task_key(),
             task: request.task,
             id: request.id.unwrap_or_else(|| TaskId::drawn_at(now)),
             payload: request.payload,

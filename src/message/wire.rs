@@ -23,6 +23,7 @@
 //! | header `tierline-crashes` | how often a worker died with it | 0 |
 //! | header `tierline-history` | failed attempts, JSON: `[{"attempt", "at", "kind", "error"}]` | none |
 //! | headers `tierline-redriven-from`, `-by` | the dead letter it was, and who redrove it | none |
+//! | headers `tierline-unique-key`, `tierline-idempotency-key` | the [key](crate::task::TaskKey) that it was published with. A record that holds no key: rows in Postgres do | none |
 //! | header `tierline-left-out` | the names of headers that had no room when it was sent on, a JSON list | none |
 //! | header `tierline-repaired` | what was wrong with its properties when they came | nothing |
 //! | header `tierline-raw-properties` | those properties as they came, or the first 24 KiB of them, as bytes | |
@@ -84,6 +85,7 @@ mod dead;
 mod enqueued;
 mod fields;
 mod history;
+mod key;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -103,6 +105,7 @@ use enqueued::{ENQUEUED_AT, has_time};
 use fields::{count, insert, long, time};
 pub(crate) use fields::{cut, integer, milliseconds, text};
 use history::{history, history_text};
+use key::{read_key, write_key};
 
 /// The version of the format that this release writes, and the newest that it reads. It reads all before.
 pub const VERSION: i64 = 2;
@@ -186,6 +189,9 @@ impl Message {
         if let Some(redriven) = &self.redriven {
             insert(headers, "tierline-redriven-from", long(&redriven.from));
             insert(headers, "tierline-redriven-by", long(&redriven.by));
+        }
+        if let Some(key) = &self.key {
+            write_key(headers, key);
         }
     }
 
@@ -302,6 +308,7 @@ impl Message {
                         .map(|by| cut(&by, LONGEST).to_owned())
                         .unwrap_or_default(),
                 }),
+            key: read_key(headers),
         })
     }
 }

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 9] = [
+const MIGRATIONS: [(i64, &str, &str); 10] = [
     (
         1,
         "dead letters",
@@ -58,6 +58,7 @@ const MIGRATIONS: [(i64, &str, &str); 9] = [
         "publishing by SQL",
         include_str!("../../migrations/0204_publish.sql"),
     ),
+    (205, "keys", include_str!("../../migrations/0205_keys.sql")),
     (
         206,
         "completed tasks",

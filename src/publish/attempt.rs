@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Inner;
 use super::confirm_channel::{ConfirmChannel, SendOutcome};
 use super::connection::PublishConnection;
 use super::outgoing::{Outgoing, OutgoingMessage};
 use super::pool::NoChannel;
+use super::{Confirmed, Inner};
 use crate::amqp::QueueState;
 use crate::error::PublishError;
 use crate::{Error, TaskId};
@@ -65,7 +65,10 @@ pub(super) enum SendFailure {
 
 impl Inner {
     /// Sends a message until it is confirmed, or committed as a row, at the latest until the deadline.
-    pub(super) async fn send_until_confirmed(&self, attempt: &PublishAttempt) -> Result<(), Error> {
+    pub(super) async fn send_until_confirmed(
+        &self,
+        attempt: &PublishAttempt,
+    ) -> Result<Confirmed, Error> {
         #[cfg_attr(
             not(feature = "postgres"),
             allow(
@@ -88,7 +91,7 @@ impl Inner {
         // alive at once.
         if let Some((connection, channel)) = self.pools.of(&message.tier).ready_channel() {
             match send(&connection, &channel, message, attempt.deadline).await {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Confirmed) => return Ok(Confirmed::Stored),
                 met => attempted = Some(met),
             }
         }
@@ -101,7 +104,7 @@ impl Inner {
         attempt: &PublishAttempt,
         message: &Arc<OutgoingMessage>,
         mut attempted: Option<Result<SendOutcome, SendFailure>>,
-    ) -> Result<(), Error> {
+    ) -> Result<Confirmed, Error> {
         let PublishAttempt {
             id,
             deadline,
@@ -125,7 +128,7 @@ impl Inner {
                 },
             };
             let failure = match met {
-                Ok(SendOutcome::Confirmed) => return Ok(()),
+                Ok(SendOutcome::Confirmed) => return Ok(Confirmed::Stored),
                 Ok(SendOutcome::Unroutable) => {
                     times_returned += 1;
                     match self.why_returned(message, *deadline).await {

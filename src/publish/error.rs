@@ -115,6 +115,66 @@ pub enum PublishError {
         queue: Box<str>,
     },
 
+    /// A unique or idempotency key cannot be used. Nothing was sent.
+    #[error("cannot publish task `{task}`: {problem}")]
+    InvalidKey {
+        /// The task's name.
+        task: Box<str>,
+        /// What is wrong.
+        problem: Box<str>,
+    },
+
+    /// A task was published with a unique or idempotency key, and the app has no database. Nothing was sent.
+    #[error(
+        "cannot publish task `{task}` with a key: keys are kept in Postgres, and the app has no database; call .postgres(…) \
+         on the builder, with the crate's feature `postgres`"
+    )]
+    KeyWithoutDatabase {
+        /// The task's name.
+        task: Box<str>,
+    },
+
+    /// Another task has the unique key, and the publish [refuses](crate::task::Unique::or_refuse) to be a duplicate.
+    /// Nothing was stored.
+    #[error(
+        "cannot publish task `{task}`: task {first} has the unique key {key:?}; publish it when that task \
+         has ended"
+    )]
+    Duplicate {
+        /// The task's name.
+        task: Box<str>,
+        /// The unique key.
+        key: Box<str>,
+        /// The id of the task that has the key.
+        first: TaskId,
+    },
+
+    /// The idempotency key was used before, for another task or another payload. Nothing was stored.
+    #[error(
+        "cannot publish task `{task}`: the idempotency key {key:?} was used for task {first}, which has another name or \
+         payload; use a new key for each piece of work"
+    )]
+    IdempotencyMismatch {
+        /// The task's name.
+        task: Box<str>,
+        /// The idempotency key.
+        key: Box<str>,
+        /// The id of the task that was published with the key.
+        first: TaskId,
+    },
+
+    /// The key was not to be had until the deadline, because another transaction has taken it, or changed it after the
+    /// caller's own began. Nothing was stored. Transient.
+    #[error("task {id} was not stored: {problem}")]
+    KeyBusy {
+        /// The task's identifier.
+        id: TaskId,
+        /// The unique or idempotency key.
+        key: Box<str>,
+        /// What happened to the key, and what to do.
+        problem: Box<str>,
+    },
+
     /// The broker has no queue for the message: it was not stored.
     #[error("task {id} was not stored: no queue is bound for {queue}; apply the topology")]
     Unroutable {
@@ -197,6 +257,11 @@ impl PublishError {
             | PublishError::DelayTooLong { .. }
             | PublishError::NoDelays { .. }
             | PublishError::NoLongDelays { .. }
+            | PublishError::InvalidKey { .. }
+            | PublishError::KeyWithoutDatabase { .. }
+            | PublishError::Duplicate { .. }
+            | PublishError::IdempotencyMismatch { .. }
+            | PublishError::KeyBusy { .. }
             | PublishError::Unroutable { .. }
             | PublishError::QueueDown { .. }
             | PublishError::Refused { .. }
@@ -213,7 +278,12 @@ impl PublishError {
             | PublishError::InvalidMessage { .. }
             | PublishError::InvalidPriority { .. }
             | PublishError::DelayTooLong { .. }
-            | PublishError::NoDelays { .. } => ErrorKind::Invalid,
+            | PublishError::NoDelays { .. }
+            | PublishError::InvalidKey { .. } => ErrorKind::Invalid,
+            PublishError::KeyWithoutDatabase { .. } => ErrorKind::Configuration,
+            PublishError::Duplicate { .. }
+            | PublishError::IdempotencyMismatch { .. }
+            | PublishError::KeyBusy { .. } => ErrorKind::Conflict,
             PublishError::NoLongDelays { .. } | PublishError::Unroutable { .. } => {
                 ErrorKind::Mismatch
             }

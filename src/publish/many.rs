@@ -15,12 +15,12 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::Inner;
 use super::attempt::{PublishAttempt, SendFailure, overdue};
 use super::confirm_channel::{ConfirmChannel, PendingConfirm, SendOutcome};
 use super::connection::PublishConnection;
 use super::outgoing::OutgoingMessage;
 use super::pools::Broker;
+use super::{Confirmed, Inner};
 use crate::Error;
 use crate::task::{PublishRequest, Receipt};
 
@@ -174,7 +174,10 @@ impl<S: Stream<Item = PublishRequest>> Stream for PublishMany<S> {
                     let met = oldest.poll(&mut this.timer, cx);
                     if let Poll::Ready(Ok(SendOutcome::Confirmed)) = met {
                         this.oldest += 1;
-                        return Poll::Ready(Some(Inner::receipt(oldest.attempt, Ok(()))));
+                        return Poll::Ready(Some(Inner::receipt(
+                            oldest.attempt,
+                            Ok(Confirmed::Stored),
+                        )));
                     }
                     this.entries.push_front(Entry::Unconfirmed(oldest));
                     ready!(met)

@@ -40,6 +40,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::amqp::{Connection, QueueState};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
+use crate::error::PublishError;
 use crate::message::Message;
 use crate::observe::Observers;
 use crate::route::{self, Address, Destination, RouteRequest, Servers};
@@ -85,7 +86,7 @@ struct Inner {
     topology: Topology,
     pools: Pools,
     lookups: QueueLookups,
-    /// What inserts rows, if there is a database.
+    /// What inserts rows, if the app has a database.
     #[cfg(feature = "postgres")]
     rows: Option<RowWriters>,
     /// How the names of the exchanges begin in which delays wait that are longer than a tier's own queues reach.
@@ -257,7 +258,7 @@ impl Publisher {
             deadline,
             patience,
         };
-        self.inner.send_until_confirmed(&attempt).await
+        self.inner.send_until_confirmed(&attempt).await.map(drop)
     }
 
     /// Whether messages can be published now.
@@ -425,6 +426,14 @@ impl Inner {
         })
     }
 
+    /// Whether tasks can be stored as rows.
+    fn has_rows(&self) -> bool {
+        #[cfg(feature = "postgres")]
+        return self.rows.is_some();
+        #[cfg(not(feature = "postgres"))]
+        false
+    }
+
     /// Counts something as under way, unless the app was closed.
     fn begin(&self, tried: impl FnOnce() -> String) -> Result<TaskTrackerToken, Error> {
         // Counted first: what `close` does not wait for sees that it is closed.
@@ -438,17 +447,17 @@ impl Inner {
     }
 
     /// The outcome for the caller of a publish.
-    fn receipt(attempt: PublishAttempt, sent: Result<(), Error>) -> Result<Receipt, Error> {
-        sent?;
-        let tier = attempt.outgoing.tier().to_owned();
-        Ok(Receipt::new(attempt.id, tier, SystemTime::now()))
+    fn receipt(attempt: PublishAttempt, sent: Result<Confirmed, Error>) -> Result<Receipt, Error> {
+        let confirmed = sent?;
+        let tier = attempt.outgoing.tier();
+        Ok(confirmed.receipt(Receipt::new(attempt.id, tier, SystemTime::now())))
     }
 
     /// The destination of a request, whose size is checked too.
     fn route(&self, request: &PublishRequest, broker: Version) -> Result<Destination, Error> {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
-            is_row: false,
+            is_row: request.has_key(),
         };
         self.destination(request, route_request, broker)
     }
@@ -474,6 +483,12 @@ impl Inner {
         broker: Version,
     ) -> Result<(Outgoing, TaskId), Error> {
         let route = self.route(&request, broker)?;
+        let claim = request.key_claim()?;
+        if claim.is_some() && !self.has_rows() {
+            return Err(Error::Publish(PublishError::KeyWithoutDatabase {
+                task: request.task.into(),
+            }));
+        }
         let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
         message.priority = route.priority;
@@ -482,8 +497,40 @@ impl Inner {
         let content = Content::New {
             message,
             is_id_drawn,
+            claim,
         };
         Ok((Outgoing::new(route, &id, content)?, id))
+    }
+}
+
+/// What was confirmed or committed.
+pub(super) enum Confirmed {
+    /// The message is stored.
+    Stored,
+    /// It is stored in the place of this task.
+    #[cfg(feature = "postgres")]
+    Replaced(TaskId),
+    /// Nothing was stored: this task has its key.
+    #[cfg(feature = "postgres")]
+    Duplicate { first: TaskId, tier: String },
+}
+
+impl Confirmed {
+    /// The receipt, where `new` is that of the message if it was stored.
+    fn receipt(self, new: Receipt) -> Receipt {
+        match self {
+            Self::Stored => new,
+            #[cfg(feature = "postgres")]
+            Self::Replaced(other) => Receipt {
+                replaced: Some(other),
+                ..new
+            },
+            #[cfg(feature = "postgres")]
+            Self::Duplicate { first, tier } => Receipt {
+                is_duplicate: true,
+                ..Receipt::new(first, tier, new.confirmed_at)
+            },
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::backlog::NewRow;
 use crate::error::TopologyError;
 use crate::message::Message;
 use crate::route::{Address, Destination};
+use crate::task::KeyClaim;
 
 /// A message on its way to where it is stored.
 #[derive(Debug, Clone)]
@@ -40,6 +41,8 @@ pub(crate) enum Content {
         message: Message,
         /// Whether the publisher drew the id, and not the caller.
         is_id_drawn: bool,
+        /// The key that it is published with, as a row.
+        claim: Option<KeyClaim>,
     },
     /// A message that was delivered before: a retry, a dead letter or a redrive.
     Forwarded {
@@ -74,7 +77,8 @@ impl Outgoing {
                 Content::New {
                     mut message,
                     is_id_drawn,
-                } => NewRow::first(&mut message, is_id_drawn, after),
+                    claim,
+                } => NewRow::first(&mut message, is_id_drawn, claim, after),
                 Content::Forwarded {
                     payload,
                     properties,
@@ -130,6 +134,7 @@ impl OutgoingMessage {
             Content::New {
                 message,
                 is_id_drawn,
+                ..
             } => message.properties(*is_id_drawn),
             Content::Forwarded { properties, .. } => properties.clone(),
         }

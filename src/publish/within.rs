@@ -2,9 +2,10 @@
 
 use std::time::SystemTime;
 
+use super::rows::{confirmed, key_error};
 use super::{ASSUMED_VERSION, Inner, deadline};
 use crate::Error;
-use crate::backlog::{InsertFailure, NewRow, RowWriters};
+use crate::backlog::{InsertFailure, KeyedInsert, NewRow, RowWriters};
 use crate::error::{DatabaseError, PublishError};
 use crate::message::Message;
 use crate::route::{Address, RouteRequest};
@@ -24,8 +25,11 @@ impl Inner {
         let (row, receipt) = self.row(request, SystemTime::now())?;
         let rows = std::slice::from_ref(&row);
         let inserted = writers.insert_within(connection, rows, deadline).await;
-        inserted.map_err(|failure| error(failure, &receipt, &row))?;
-        Ok(receipt)
+        let mut inserted = inserted.map_err(|failure| error(failure, &receipt, &row))?;
+        match inserted.pop() {
+            Some(became) => outcome(became, receipt, &row),
+            None => Ok(receipt),
+        }
     }
 
     /// Every request is checked before the first statement is sent.
@@ -50,8 +54,10 @@ impl Inner {
         };
         let inserted = writers.insert_within(connection, &rows, deadline).await;
         // The first task stands for all: either all are stored or none.
-        inserted.map_err(|failure| error(failure, receipt, row))?;
-        Ok(receipts)
+        let inserted = inserted.map_err(|failure| error(failure, receipt, row))?;
+        let each = inserted.into_iter().zip(receipts).zip(&rows);
+        each.map(|((became, receipt), row)| outcome(became, receipt, row))
+            .collect()
     }
 
     fn writers(&self) -> Result<&RowWriters, Error> {
@@ -79,12 +85,22 @@ impl Inner {
             Address::Row { after } => after,
             Address::Exchange { .. } => request.delay.unwrap_or_default(),
         };
+        let claim = request.key_claim()?;
         let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, now);
         message.priority = route.priority;
         message.check()?;
         let receipt = Receipt::new(message.id.clone(), route.tier, now);
-        Ok((NewRow::first(&mut message, is_id_drawn, after), receipt))
+        let row = NewRow::first(&mut message, is_id_drawn, claim, after);
+        Ok((row, receipt))
+    }
+}
+
+/// What the publish of a row is told, where `receipt` is that of a row that was stored.
+fn outcome(became: KeyedInsert, receipt: Receipt, row: &NewRow) -> Result<Receipt, Error> {
+    match became {
+        Ok(inserted) => Ok(confirmed(row, inserted)?.receipt(receipt)),
+        Err(problem) => Err(Error::Publish(key_error(receipt.id, row, problem))),
     }
 }
 
@@ -92,6 +108,7 @@ fn error(failure: InsertFailure, receipt: &Receipt, row: &NewRow) -> Error {
     let id = receipt.id.clone();
     Error::Publish(match failure {
         InsertFailure::Full => PublishError::Refused { id },
+        InsertFailure::Key(problem) => key_error(id, row, problem),
         InsertFailure::Refused(cause) => PublishError::InvalidMessage {
             task: row.task.as_str().into(),
             problem: Box::from(&*cause),

@@ -77,6 +77,7 @@ fn outgoing(
         false => Content::New {
             message,
             is_id_drawn: true,
+            claim: None,
         },
     };
     Ok(Some(Relayed {

@@ -93,8 +93,9 @@ impl Relay {
         } = self;
         parts.publisher.check_open("start a relay")?;
         let tiers = relayed_tiers(&parts.topology, tiers)?;
+        let keep_marks = parts.keep_marks;
         let consumer = Arc::new(parts.consumer_settings(Arc::default(), DEFAULT_CRASH_BUDGET));
-        let rows = RowSettings::of_relay(&consumer, &database, &tiers, LEASE);
+        let rows = RowSettings::of_relay(&consumer, &database, &tiers, LEASE, keep_marks);
         let (stopping, leaving) = (CancellationToken::new(), CancellationToken::new());
         let leases = tokio::spawn(rows.clone().serve(leaving.clone()));
         let leases = AbortOnDropHandle::new(leases);

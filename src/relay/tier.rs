@@ -11,15 +11,19 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use uuid::Uuid;
 
 use super::message::{Relayed, relayed, unpublishable};
 use super::pace::Pace;
 use crate::Error;
+use crate::backlog::hold_keys_to_the_end;
 use crate::error::PublishError;
 use crate::message::Received;
 use crate::observe::Event;
+use crate::postgres::DedicatedConnection;
 use crate::publish::DEFAULT_DEADLINE;
 use crate::source::amqp::ConsumerSettings;
 use crate::source::postgres::{RowSettings, Rows};
@@ -37,6 +41,8 @@ const UNCONFIRMED_BYTES: usize = 16 << 20;
 const LIMIT_PER_MIB: Duration = Duration::from_secs(1);
 /// When a row is tried again that alone may be the reason why it was not stored.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
+/// How long the statement that holds a key may take.
+const KEY_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -44,6 +50,8 @@ pub(super) struct RelayedTier {
     consumer: Arc<ConsumerSettings>,
     name: String,
     rows: Box<Rows>,
+    /// Holds the keys of rows that have one.
+    keys: Arc<Mutex<DedicatedConnection>>,
     publishing: FuturesUnordered<BoxFuture<'static, Published>>,
     unconfirmed_bytes: usize,
     pace: Pace,
@@ -72,6 +80,7 @@ impl RelayedTier {
             consumer,
             name: name.to_owned(),
             rows: Box::new(Rows::new(rows, "relay", 0, name, UNCONFIRMED + PREFETCHED)?),
+            keys: Arc::new(Mutex::new(DedicatedConnection::to(rows.database()))),
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,
             pace: Pace::new(UNCONFIRMED),
@@ -140,7 +149,10 @@ impl RelayedTier {
                 Ok(relayed) => {
                     has_sent = true;
                     self.unconfirmed_bytes += received.payload().len();
-                    let publishing = publish(self.consumer.clone(), handle, received, relayed);
+                    let is_keyed = received.message().is_ok_and(|it| it.key.is_some());
+                    let row = self.rows.row_id(handle).filter(|_| is_keyed);
+                    let key = row.map(|row| (row, self.keys.clone()));
+                    let publishing = publish(self.consumer.clone(), handle, received, relayed, key);
                     self.publishing.push(Box::pin(publishing));
                 }
                 Err(next) => self.rows.settle(handle, next),
@@ -216,6 +228,7 @@ async fn publish(
     handle: Handle,
     received: Arc<Received>,
     relayed: Relayed,
+    key: Option<(Uuid, Arc<Mutex<DedicatedConnection>>)>,
 ) -> Published {
     let Relayed {
         outgoing,
@@ -225,7 +238,18 @@ async fn publish(
     let limit = DEFAULT_DEADLINE + LIMIT_PER_MIB.saturating_mul(mebibytes);
     let publisher = &consumer.publisher;
     let deadline = Instant::now() + limit;
-    let stored = publisher.forward_unless_refused(outgoing, received.id(), deadline);
+    let stored = async {
+        // On the broker nobody knows when the task is done: its key is held until its maximum.
+        if let Some((row, keys)) = key {
+            let mut connection = keys.lock().await;
+            let holding = connection.within(KEY_LIMIT, "hold a key", async |connection| {
+                hold_keys_to_the_end(connection, &[row]).await
+            });
+            holding.await?;
+        }
+        let forwarding = publisher.forward_unless_refused(outgoing, received.id(), deadline);
+        forwarding.await
+    };
     let stored = stored.await;
     Published {
         handle,

@@ -98,6 +98,7 @@ mod registry;
 mod retry;
 mod sentinel;
 mod transaction;
+mod unique;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -129,6 +130,8 @@ pub use transaction::TaskTransaction;
 #[cfg(feature = "postgres")]
 pub(crate) use transaction::{AttemptTransactions, OpenTransaction};
 pub(crate) use transaction::{TransactionUse, Transactions};
+pub(crate) use unique::KeyClaim;
+pub use unique::{IdempotencyKey, MAX_KEY, TaskKey, Unique};
 
 /// Items that `#[task]` expands to.
 pub(crate) mod expansion {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{IntoDuration, Task, TaskId};
+use super::{IdempotencyKey, IntoDuration, KeyClaim, Task, TaskId, TaskKey, Unique};
 #[cfg(feature = "postgres")]
 use crate::error::DatabaseError;
 use crate::error::Error;
@@ -59,6 +59,10 @@ pub struct PublishRequest {
     pub deadline: Option<Duration>,
     /// Whether a duplicate is worse than an error: a message that may be stored is not sent again.
     pub once: bool,
+    /// The key of unique work. See [`PublishBuilder::unique`].
+    pub unique: Option<Unique>,
+    /// The key of a request that may be repeated. See [`PublishBuilder::idempotency_key`].
+    pub idempotency_key: Option<IdempotencyKey>,
 }
 
 impl PublishRequest {
@@ -91,7 +95,30 @@ impl PublishRequest {
             traceparent: None,
             deadline: None,
             once: false,
+            unique: None,
+            idempotency_key: None,
         }
+    }
+
+    /// The key that the task is published with.
+    ///
+    /// # Errors
+    /// [`PublishError::InvalidKey`] and [`Error::InvalidDuration`].
+    pub(crate) fn key_claim(&self) -> Result<Option<KeyClaim>, Error> {
+        let (unique, idempotency) = (self.unique.as_ref(), self.idempotency_key.as_ref());
+        KeyClaim::new(&self.task, unique, idempotency)
+    }
+
+    /// The key alone, unchecked.
+    pub(crate) fn task_key(&self) -> Option<TaskKey> {
+        let unique = self.unique.as_ref().map(Unique::task_key);
+        let idempotency = self.idempotency_key.as_ref();
+        unique.or_else(|| idempotency.map(IdempotencyKey::task_key))
+    }
+
+    /// Whether the task has a key, which only a row in Postgres can have.
+    pub(crate) fn has_key(&self) -> bool {
+        self.unique.is_some() || self.idempotency_key.is_some()
     }
 }
 
@@ -99,12 +126,17 @@ impl PublishRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Receipt {
-    /// The task's id.
+    /// The task's id. Of a [duplicate](Self::is_duplicate): that of the first.
     pub id: TaskId,
     /// The tier it went to.
     pub tier: String,
     /// When it was confirmed.
     pub confirmed_at: SystemTime,
+    /// Whether the task was there already, under the same [unique](PublishBuilder::unique) or
+    /// [idempotency](PublishBuilder::idempotency_key) key: nothing was stored.
+    pub is_duplicate: bool,
+    /// The id of the waiting task whose place it took, which will not run: see [`Unique::or_replace`].
+    pub replaced: Option<TaskId>,
 }
 
 impl Receipt {
@@ -114,6 +146,8 @@ impl Receipt {
             id,
             tier: tier.into(),
             confirmed_at,
+            is_duplicate: false,
+            replaced: None,
         }
     }
 }
@@ -227,6 +261,59 @@ impl PublishBuilder {
             let publisher = self.publisher;
             publisher.publish_within(self.request?, connection).await
         })
+    }
+
+    /// Publishes the task unless another one of the app has this key: while that one waits or runs, the receipt is the
+    /// other task's, with [`is_duplicate`](Receipt::is_duplicate). [`Unique`] has more: how long the key is held, and what
+    /// a second publish does.
+    ///
+    /// The task is a row in Postgres, whichever home its tier has. Key and row are one commit, also
+    /// [`within`](Self::within) a transaction. Needs a database.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Report { customer: u64 }
+    /// # impl tierline::Task for Report { const NAME: &'static str = "report.export"; }
+    /// use tierline::task::Unique;
+    ///
+    /// let receipt = app.publish(Report { customer: 42 }).unique("report:42").await?;
+    /// if receipt.is_duplicate {
+    ///     println!("{} makes it already", receipt.id);
+    /// }
+    /// let unique = Unique::key("report:42").until_started().at_most("6h");
+    /// app.publish(Report { customer: 42 }).unique(unique).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PublishError::InvalidKey`], [`PublishError::KeyWithoutDatabase`]; [`PublishError::Duplicate`] if the publish
+    /// [refuses](Unique::or_refuse) to be one; [`PublishError::KeyBusy`].
+    pub fn unique(self, unique: impl Into<Unique>) -> Self {
+        self.with(|request| request.unique = Some(unique.into()))
+    }
+
+    /// Publishes the task once, however often the caller tries: within 24 hours, or the key's own
+    /// [window](IdempotencyKey::window), each further publish with this key gets a receipt for the first task, with
+    /// [`is_duplicate`](Receipt::is_duplicate), whatever became of that task.
+    ///
+    /// The task is a row in Postgres, whichever home its tier has. Key and row are one commit. Needs a database.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Charge { order: u64 }
+    /// # impl tierline::Task for Charge { const NAME: &'static str = "payment.charge"; }
+    /// let request_id = "7d1c"; // For example the header Idempotency-Key of a request.
+    /// let receipt = app.publish(Charge { order: 7 }).idempotency_key(request_id).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PublishError::InvalidKey`], [`PublishError::KeyWithoutDatabase`]; [`PublishError::IdempotencyMismatch`] if the key was
+    /// used for another task or payload; [`PublishError::KeyBusy`].
+    pub fn idempotency_key(self, key: impl Into<IdempotencyKey>) -> Self {
+        self.with(|request| request.idempotency_key = Some(key.into()))
     }
 
     pub(crate) fn traceparent(self, traceparent: Option<&str>) -> Self {

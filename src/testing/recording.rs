@@ -9,7 +9,7 @@ use super::difference::differences;
 use super::timeline::{Timeline, later};
 use crate::message::Message;
 use crate::route::{self, RouteRequest, Servers};
-use crate::task::{Publish, PublishFuture, PublishRequest, Receipt, Task};
+use crate::task::{IdempotencyKey, Publish, PublishFuture, PublishRequest, Receipt, Task, Unique};
 use crate::topology::QUORUM_PRIORITIES_SINCE;
 use crate::{Error, Topology};
 
@@ -150,12 +150,13 @@ impl RecordingPublisher {
 
     /// `is_row` says that it is published as a row, whatever the home of its tier.
     fn message_of(&self, request: PublishRequest, is_row: bool) -> Result<Message, Error> {
+        request.key_claim()?;
         let Some(topology) = &self.topology else {
             return Ok(Message::first(request, "test", 5, self.timeline.now()));
         };
         let route_request = RouteRequest::Publish {
             priority: request.priority,
-            is_row,
+            is_row: is_row || request.has_key(),
         };
         // As an app with both servers: what it refuses, every app refuses.
         let servers = Servers {
@@ -171,9 +172,15 @@ impl RecordingPublisher {
 
     fn add(&self, request: PublishRequest, is_row: bool) -> Result<Receipt, Error> {
         let delay = request.delay;
+        let (unique, idempotency_key) = (request.unique.clone(), request.idempotency_key.clone());
         let message = self.message_of(request, is_row)?;
         let receipt = Receipt::new(message.id.clone(), &message.tier, message.enqueued_at);
-        self.record().published.push(Published { message, delay });
+        self.record().published.push(Published {
+            message,
+            delay,
+            unique,
+            idempotency_key,
+        });
         Ok(receipt)
     }
 
@@ -206,6 +213,10 @@ pub struct Published {
     pub message: Message,
     /// Its delay.
     pub delay: Option<Duration>,
+    /// The key of unique work. Nothing is compared with it: each publish is recorded, and runs.
+    pub unique: Option<Unique>,
+    /// The key of a request that may be repeated. Nothing is compared with it either.
+    pub idempotency_key: Option<IdempotencyKey>,
 }
 
 impl Published {

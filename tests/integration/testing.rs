@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tierline::execute::Verdict;
-use tierline::testing::{MOST_RUNS, Tester};
+use tierline::task::{PublishBuilder, Unique};
+use tierline::testing::{MOST_RUNS, RecordingPublisher, Tester};
 use tierline::{Context, Outcome, Registry, Task, TaskError, TaskOptions, Topology};
 
 #[derive(Serialize, Deserialize)]
@@ -398,4 +399,20 @@ async fn a_shutdown_is_told_to_what_runs_and_not_to_the_next_process() {
     assert!(!cx.is_shutting_down());
     tester.begin_shutdown();
     assert!(cx.is_shutting_down());
+}
+
+#[tokio::test]
+async fn the_keys_of_a_publish_are_recorded() {
+    let publisher = Arc::new(RecordingPublisher::new());
+    let unique = Unique::key("confirm:ada").until_started();
+    let publish = || PublishBuilder::new(publisher.clone(), &confirm());
+    publish().unique(unique.clone()).await.unwrap();
+    publish().idempotency_key("request-7").await.unwrap();
+    let published = publisher.published();
+    assert_eq!(published[0].unique, Some(unique));
+    assert_eq!(published[1].idempotency_key, Some("request-7".into()));
+    let keys = published.iter().map(|it| it.message.key.clone().unwrap());
+    let expected = ["confirm:ada (unique)", "request-7 (idempotency)"];
+    assert!(keys.map(|it| it.to_string()).eq(expected));
+    assert!(publish().unique("").await.is_err());
 }

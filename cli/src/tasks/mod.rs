@@ -218,6 +218,7 @@ fn show(details: &BacklogTaskDetails) -> String {
             time(&json["finished_at"])
         ));
     }
+    lines.extend(details.key.as_ref().map(|it| format!("key:       {it}")));
     for (name, value) in &details.headers {
         lines.push(format!("header:    {name}: {value}"));
     }

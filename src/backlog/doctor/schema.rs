@@ -7,7 +7,7 @@ use crate::amqp::{Finding, Severity};
 use crate::postgres::{MigrationState, PgConnection};
 
 /// The indexes that statements rely on, as Postgres describes them. Their names may differ.
-const INDEXES: [&str; 14] = [
+const INDEXES: [&str; 17] = [
     "CREATE UNIQUE INDEX backlogs_app_tier_key ON tierline.backlogs USING btree (app, tier)",
     "CREATE UNIQUE INDEX ready_pkey ON tierline.ready USING btree (id)",
     "CREATE UNIQUE INDEX ready_order ON tierline.ready USING btree (backlog, rank, due_at, id)",
@@ -21,6 +21,9 @@ const INDEXES: [&str; 14] = [
     "CREATE INDEX finished_by_name ON tierline.finished USING btree (name) WHERE (name IS NOT NULL)",
     "CREATE UNIQUE INDEX completed_pkey ON tierline.completed USING btree (key)",
     "CREATE INDEX completed_order ON tierline.completed USING btree (app, completed_at)",
+    "CREATE UNIQUE INDEX unique_keys_pkey ON tierline.unique_keys USING btree (app, kind, key)",
+    "CREATE INDEX unique_keys_by_row ON tierline.unique_keys USING btree (row_id)",
+    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (app, expires_at)",
     "CREATE UNIQUE INDEX workers_pkey ON tierline.workers USING btree (id)",
 ];
 

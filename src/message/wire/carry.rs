@@ -155,6 +155,7 @@ mod tests {
     use crate::message::{
         DeadReason, Death, FailedAttempt, Failure, FailureKind, Message, Redriven,
     };
+    use crate::task::{MAX_KEY, TaskKey};
 
     const FRAME: usize = 131_072;
     /// What the broker may add on the way: an entry of `x-death` for each level and the tier's queue.
@@ -210,6 +211,7 @@ mod tests {
             from: "f".repeat(255),
             by: "b".repeat(255),
         });
+        message.key = Some(TaskKey::Unique("k".repeat(MAX_KEY)));
         death.properties(delivered, Some(&message), repaired)
     }
 

@@ -1,4 +1,4 @@
-//! Removes what was kept for long enough: finished tasks of tiers with `keep`, and completion marks.
+//! Removes what was kept for long enough: finished tasks of tiers with `keep`, completion marks, and keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
-use crate::backlog::{connection, remove_finished};
+use crate::backlog::{connection, remove_expired_keys, remove_finished};
 use crate::completion;
 
 /// How often to look while there is nothing to remove.
 const EVERY: Duration = Duration::from_secs(60);
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many tasks of each tier, or marks, one statement removes.
+/// How many tasks of each tier, marks, or keys one statement removes.
 const AT_ONCE: i64 = 1_000;
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -23,7 +23,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 enum Kept<'t> {
     /// Finished tasks of these tiers.
     Tasks(Vec<(&'t str, Duration)>),
-    Marks(Duration),
+    /// Completion marks of this age, and keys whose time is over.
+    MarksAndKeys(Duration),
 }
 
 /// Removes finished tasks that their tiers have kept for long enough.
@@ -40,12 +41,10 @@ pub(super) async fn remove_tasks(settings: Arc<RowSettings>, ending: Cancellatio
     }
 }
 
-/// Removes completion marks that the app has kept for long enough.
-pub(super) async fn remove_marks(settings: Arc<RowSettings>, ending: CancellationToken) {
-    if let Some(keep) = settings.keep_marks {
-        let removing = remove(&settings, Kept::Marks(keep));
-        let _: Option<()> = ending.run_until_cancelled(removing).await;
-    }
+/// Removes completion marks that the app has kept for long enough, and keys whose time is over.
+pub(super) async fn remove_marks_and_keys(settings: Arc<RowSettings>, ending: CancellationToken) {
+    let removing = remove(&settings, Kept::MarksAndKeys(settings.keep_marks));
+    let _: Option<()> = ending.run_until_cancelled(removing).await;
 }
 
 async fn remove(settings: &RowSettings, kept: Kept<'_>) {
@@ -53,12 +52,16 @@ async fn remove(settings: &RowSettings, kept: Kept<'_>) {
     let app = settings.app();
     let tried = match kept {
         Kept::Tasks(_) => "remove finished tasks",
-        Kept::Marks(_) => "remove completion marks",
+        Kept::MarksAndKeys(_) => "remove completion marks and keys",
     };
     loop {
         let removing = connection.within(LIMIT, tried, async |connection| match &kept {
             Kept::Tasks(tiers) => remove_finished(connection, app, tiers, AT_ONCE).await,
-            Kept::Marks(keep) => completion::remove_marks(connection, app, *keep, AT_ONCE).await,
+            Kept::MarksAndKeys(keep) => {
+                let marks = completion::remove_marks(connection, app, *keep, AT_ONCE).await?;
+                let keys = remove_expired_keys(connection, app, AT_ONCE).await?;
+                Ok(marks.max(keys))
+            }
         });
         let pause = match removing.await {
             Ok(count) if count >= AT_ONCE.unsigned_abs() => PAUSE,

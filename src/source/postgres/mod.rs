@@ -4,8 +4,8 @@
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
 //! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
-//! tier before that, and `history` removes finished tasks that were kept, and old completion marks. `signal` is how these
-//! tasks reach a source. Everything that moves rows to be run is done for a
+//! tier before that, and `history` removes finished tasks that were kept, old completion marks, and keys whose time is
+//! over. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
@@ -55,8 +55,8 @@ pub(crate) struct RowSettings {
     cancelled: Cancellation,
     /// Whether rows are published to the broker, and not run: then they never begin, and none is suspected.
     is_relay: bool,
-    /// How long completion marks are kept. `None`: this process removes none.
-    keep_marks: Option<Duration>,
+    /// How long completion marks are kept.
+    keep_marks: Duration,
 }
 
 /// A tier that a worker serves. One on the broker may have rows too.
@@ -97,7 +97,7 @@ impl RowSettings {
             look_now: Notify::new(),
             cancelled: cancelled.clone(),
             is_relay: false,
-            keep_marks: Some(keep_marks),
+            keep_marks,
         }))
     }
 
@@ -107,6 +107,7 @@ impl RowSettings {
         database: &Database,
         tiers: &[String],
         lease: Duration,
+        keep_marks: Duration,
     ) -> Arc<Self> {
         let served = |name: &String| {
             let served = ServedTier {
@@ -124,7 +125,7 @@ impl RowSettings {
             look_now: Notify::new(),
             cancelled: Cancellation::new(),
             is_relay: true,
-            keep_marks: None,
+            keep_marks,
         })
     }
 
@@ -145,8 +146,9 @@ impl RowSettings {
         let listening = listening.run(|| listen::run(self.clone(), ending.clone()));
         let removing = Service::new("finished tasks", observers);
         let removing = removing.run(|| history::remove_tasks(self.clone(), ending.clone()));
-        let forgetting = Service::new("completion marks", observers);
-        let forgetting = forgetting.run(|| history::remove_marks(self.clone(), ending.clone()));
+        let forgetting = Service::new("completion marks and keys", observers);
+        let forgetting =
+            forgetting.run(|| history::remove_marks_and_keys(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
         let promoting = Service::new("aging", observers);
@@ -171,6 +173,10 @@ impl RowSettings {
         }
         let mut tiers = self.consumer.topology.tiers_using_postgres();
         tiers.any(|tier| self.tiers.contains_key(&tier.name))
+    }
+
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
     }
 
     fn app(&self) -> &str {

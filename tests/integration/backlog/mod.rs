@@ -7,14 +7,17 @@ mod doctor;
 mod escalate;
 mod expire;
 mod faults;
+mod idempotency;
 mod inspect;
 mod keep;
+mod keys_within;
 mod late;
 mod leases;
 mod outcomes;
 mod pooler;
 mod publish;
 mod stale;
+mod unique;
 mod within;
 
 use std::sync::{Arc, Mutex};

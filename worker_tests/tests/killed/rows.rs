@@ -133,6 +133,34 @@ impl Drop for Rows {
 }
 
 #[tokio::test]
+async fn a_killed_worker_keeps_a_unique_key_until_its_task_is_taken_over_and_done() {
+    let rows = Rows::build().await;
+    let publish = async || {
+        let payload = serde_json::json!({ "number": 7, "milliseconds": 2_000 });
+        let publish = rows.app.publish_named("note", &payload).unique("note:7");
+        publish.deadline("30s").await.unwrap()
+    };
+    let first = publish().await;
+    let mut worker = rows.worker().await;
+    rows.until("it began", || rows.lines("start ").len() == 1)
+        .await;
+    worker.kill().await;
+    let second = publish().await;
+    assert!(second.is_duplicate && second.id == first.id, "{second:?}");
+    let mut other = rows.worker().await;
+    rows.until("it began again", || rows.lines("start ").len() == 2)
+        .await;
+    assert!(publish().await.is_duplicate);
+    rows.until("it ended", || rows.ended() == 1).await;
+    let free = async { while publish().await.is_duplicate {} };
+    let free = tokio::time::timeout(PATIENCE, free).await;
+    free.expect("the key was never free");
+    rows.until("the new one ended", || rows.lines("end ").len() == 2)
+        .await;
+    other.end().await;
+}
+
+#[tokio::test]
 async fn a_worker_that_is_killed_loses_nothing_and_what_had_not_begun_is_no_suspect() {
     let rows = Rows::build().await;
     // Four run, twelve are prefetched.

@@ -4,7 +4,7 @@
 //! keep their order beside tiers on the broker.
 //!
 //! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [once]
-//! [peers] [pooler] [aging] [escalate] [relay]`
+//! [peers] [pooler] [aging] [escalate] [relay] [unique]`
 
 mod aging;
 mod drain;
@@ -23,6 +23,7 @@ mod relay;
 mod scene;
 mod snapshot;
 mod stats;
+mod unique;
 
 use anyhow::Result;
 use tierline_benchmarks::{Report, is_quick, is_wanted};
@@ -71,6 +72,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("once") {
         once::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("unique") {
+        unique::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

@@ -1,0 +1,155 @@
+//! Inserts rows within a transaction of the caller.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::commits::CommitWatcher;
+use super::insert::insert_rows;
+use super::keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, RowKey, insert_keyed};
+use super::row::NewRow;
+use super::writer::{
+    BATCH_BYTES, BATCH_ROWS, InsertFailure, KEYED_ROWS, RowWriters, failure, unsent_because,
+    with_keys,
+};
+use crate::postgres::PgConnection;
+
+/// The pause before a key that is busy is tried again. It doubles up to `LONGEST_PAUSE`.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+const TRIED: &str = "publish within a transaction";
+
+impl RowWriters {
+    /// Inserts rows on a connection of the caller's, within its transaction. Workers are told of them when it has
+    /// committed. Returns what became of each, in order: one whose key is not to be had fails no other, and does not abort
+    /// the transaction.
+    pub(crate) async fn insert_within(
+        &self,
+        connection: &mut sqlx::PgConnection,
+        rows: &[NewRow],
+        deadline: Instant,
+    ) -> Result<Vec<KeyedInsert>, InsertFailure> {
+        let inserting = async {
+            let mut connection = PgConnection::of_caller(connection, self.database.pool());
+            let mut inserted = Vec::with_capacity(rows.len());
+            let mut rest = rows;
+            while !rest.is_empty() {
+                let batch = first_batch(rest);
+                let became = self.insert_batch_within(&mut connection, &batch, deadline);
+                inserted.extend(became.await?);
+                rest = &rest[batch.len()..];
+            }
+            Ok(inserted)
+        };
+        match timeout_at(deadline, inserting).await {
+            Ok(Err(InsertFailure::Lost(cause))) => Err(InsertFailure::NotSent(cause)),
+            Ok(inserted) => inserted,
+            Err(_) => {
+                let why = "the database did not answer in time";
+                Err(InsertFailure::NotSent(why.into()))
+            }
+        }
+    }
+
+    async fn insert_batch_within(
+        &self,
+        connection: &mut PgConnection<'_>,
+        batch: &[&NewRow],
+        deadline: Instant,
+    ) -> Result<Vec<KeyedInsert>, InsertFailure> {
+        let failed = |error| failure(self.database.failed(TRIED, error));
+        let Some(first) = batch.first() else {
+            return Ok(Vec::new());
+        };
+        let Some(tier) = self.tiers.get(&first.tier) else {
+            return Err(InsertFailure::Refused("its tier is not in the map".into()));
+        };
+        let preparing = self.prepare(&first.tier, tier).await;
+        preparing.map_err(unsent_because)?;
+        let of = (&*self.app, first.tier.as_str());
+        if let Some(room) = &tier.room {
+            for _ in batch {
+                let is_admitted = match room.admit() {
+                    Some(is_admitted) => is_admitted,
+                    None => {
+                        room.count(connection, of).await.map_err(failed)?;
+                        room.admit().unwrap_or(Err(InsertFailure::Full))
+                    }
+                };
+                is_admitted?;
+            }
+        }
+        let keyed = with_keys(batch);
+        let (inserted, transaction) = match keyed.is_empty() {
+            true => {
+                let transaction = insert_rows(connection, of, batch).await.map_err(failed)?;
+                (vec![Ok(Inserted::New); batch.len()], Some(transaction))
+            }
+            false => self
+                .insert_keyed_within(connection, of, &keyed, deadline)
+                .await
+                .map_err(failed)?,
+        };
+        if let Some(transaction) = transaction.filter(|_| !self.database.is_behind_pooler()) {
+            let watch = || CommitWatcher::start(&self.database, &self.app);
+            let commits = self.commits.get_or_init(watch);
+            let after = batch.iter().map(|row| row.after).min().unwrap_or_default();
+            commits.watch(transaction, &first.tier, after);
+        }
+        Ok(inserted)
+    }
+
+    /// Tries keys that are busy again until the deadline. Also returns the number of the transaction, if it has written
+    /// anything.
+    async fn insert_keyed_within(
+        &self,
+        connection: &mut PgConnection<'_>,
+        of: (&str, &str),
+        keyed: &[(&NewRow, &RowKey)],
+        deadline: Instant,
+    ) -> Result<(Vec<KeyedInsert>, Option<i64>), sqlx::Error> {
+        let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
+        let mut inserted: Vec<KeyedInsert> = vec![Err(KeyProblem::Busy); keyed.len()];
+        let mut transaction = None;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let busy: Vec<usize> = (0..keyed.len())
+                .filter(|index| inserted[*index] == Err(KeyProblem::Busy))
+                .collect();
+            let rows: Vec<_> = busy.iter().map(|index| keyed[*index]).collect();
+            let answer = insert_keyed(connection, of, &keeping, &rows).await?;
+            transaction = answer.transaction.or(transaction);
+            for (index, became) in busy.into_iter().zip(answer.inserted) {
+                inserted[index] = became;
+            }
+            let is_any_busy = inserted.contains(&Err(KeyProblem::Busy));
+            if !is_any_busy || Instant::now() + pause + KEY_ATTEMPT >= deadline {
+                return Ok((inserted, transaction));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// The first rows that one statement inserts: of one tier, and all ready, all due later, or all with keys.
+fn first_batch(rows: &[NewRow]) -> Vec<&NewRow> {
+    let kind = |row: &NewRow| (row.key.is_some(), row.key.is_none() && row.after.is_zero());
+    let Some(first) = rows.first() else {
+        return Vec::new();
+    };
+    let most = match first.key {
+        None => BATCH_ROWS,
+        Some(_) => KEYED_ROWS,
+    };
+    let is_alike = |row: &&NewRow| row.tier == first.tier && kind(row) == kind(first);
+    let mut bytes = 0;
+    let fits = |row: &&NewRow| {
+        let fits = bytes < BATCH_BYTES;
+        bytes += row.size();
+        fits
+    };
+    let batch = rows.iter().take(most).take_while(is_alike);
+    batch.take_while(fits).collect()
+}

@@ -1,0 +1,164 @@
+//! Keys of tasks that are published within the caller's own transaction.
+
+use sqlx::{Executor, PgPool, Postgres, Transaction};
+use tierline::error::{ErrorKind, PublishError};
+use tierline::task::{PublishRequest, Receipt, Unique};
+use tierline::{Error, Registry};
+
+use super::{MAP, Ship, Shop, shipping};
+
+const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+
+async fn begin(pool: &PgPool, level: &str) -> Transaction<'static, Postgres> {
+    let mut tx = pool.begin().await.unwrap();
+    let isolation = format!("SET TRANSACTION ISOLATION LEVEL {level}");
+    let isolation = sqlx::raw_sql(sqlx::AssertSqlSafe(isolation));
+    tx.execute(isolation).await.unwrap();
+    // Its snapshot is from now.
+    tx.execute("SELECT count(*) FROM tierline.unique_keys")
+        .await
+        .unwrap();
+    tx
+}
+
+async fn publish(shop: &Shop, order: u32, unique: impl Into<Unique>) -> Result<Receipt, Error> {
+    let publish = shop.app.publish(Ship { order }).unique(unique);
+    publish.deadline("30s").await
+}
+
+fn is_busy(published: &Result<Receipt, Error>) -> bool {
+    let busy = matches!(published, Err(Error::Publish(PublishError::KeyBusy { .. })));
+    busy && published.as_ref().is_err_and(Error::is_transient)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_a_transaction_has_taken_is_free_after_a_rollback_and_held_after_a_commit() {
+    let (registry, shipped) = shipping();
+    let shop = Shop::open(MAP, registry).await;
+    let pool = shop.pool().await;
+    for level in LEVELS {
+        for does_commit in [false, true] {
+            let key = format!("{level} {does_commit}");
+            let mut tx = begin(&pool, level).await;
+            let first = shop.app.publish(Ship { order: 1 }).unique(key.as_str());
+            let first = first.within(&mut tx).await.unwrap();
+            assert!(!first.is_duplicate);
+            let again = shop.app.publish(Ship { order: 2 }).unique(key.as_str());
+            let again = again.within(&mut tx).await.unwrap();
+            assert!(again.is_duplicate && again.id == first.id, "{again:?}");
+            let busy = shop.app.publish(Ship { order: 3 }).unique(key.as_str());
+            let busy = busy.deadline("2s").await;
+            assert!(is_busy(&busy), "{busy:?}");
+            match does_commit {
+                true => tx.commit().await.unwrap(),
+                false => tx.rollback().await.unwrap(),
+            }
+            let after = publish(&shop, 4, key.as_str()).await.unwrap();
+            assert_eq!(after.is_duplicate, does_commit, "{after:?}");
+            assert_eq!(after.id == first.id, does_commit, "{after:?}");
+        }
+    }
+    let working = shop.work();
+    shop.heard.until("done", 6).await;
+    working.end().await;
+    let mut orders = shipped.orders();
+    orders.sort_unstable();
+    assert_eq!(orders, [1, 1, 1, 4, 4, 4]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_conflict_aborts_the_transaction_of_the_caller() {
+    let shop = Shop::open(MAP, Registry::new()).await;
+    let pool = shop.pool().await;
+    let held = publish(&shop, 1, "held").await.unwrap();
+    let used = shop.app.publish(Ship { order: 1 }).idempotency_key("used");
+    used.await.unwrap();
+    let mut other = pool.begin().await.unwrap();
+    let open = shop.app.publish(Ship { order: 1 }).unique("open");
+    open.within(&mut other).await.unwrap();
+    pool.execute("CREATE TABLE orders (id integer)")
+        .await
+        .unwrap();
+    for level in LEVELS {
+        let mut tx = begin(&pool, level).await;
+        tx.execute("SET LOCAL lock_timeout = '7s'").await.unwrap();
+        let app = &shop.app;
+        let duplicate = app.publish(Ship { order: 2 }).unique("held");
+        let duplicate = duplicate.within(&mut tx).await.unwrap();
+        assert!(duplicate.is_duplicate && duplicate.id == held.id);
+        let refused = app.publish(Ship { order: 2 });
+        let refused = refused.unique(Unique::key("held").or_refuse());
+        let refused = refused.within(&mut tx).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+        let mismatch = app.publish(Ship { order: 2 }).idempotency_key("used");
+        let mismatch = mismatch.within(&mut tx).await.unwrap_err();
+        assert_eq!(mismatch.kind(), ErrorKind::Conflict, "{mismatch}");
+        let busy = app.publish(Ship { order: 2 }).unique("open");
+        let busy = busy.deadline("2s").within(&mut tx).await;
+        assert!(is_busy(&busy), "{busy:?}");
+        // A key that another transaction has committed since this one's snapshot.
+        let newer = format!("newer {level}");
+        publish(&shop, 1, newer.as_str()).await.unwrap();
+        let stale = app.publish(Ship { order: 2 }).unique(newer.as_str());
+        let stale = stale.within(&mut tx).await;
+        match level {
+            "READ COMMITTED" => assert!(stale.unwrap().is_duplicate),
+            _ => assert!(is_busy(&stale), "{stale:?}"),
+        }
+        let free = app
+            .publish(Ship { order: 2 })
+            .unique(format!("free {level}"));
+        assert!(!free.within(&mut tx).await.unwrap().is_duplicate);
+        let timeout: String = sqlx::query_scalar("SHOW lock_timeout")
+            .fetch_one(&mut *tx)
+            .await
+            .unwrap();
+        assert_eq!(timeout, "7s");
+        tx.execute("INSERT INTO orders VALUES (7)").await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    assert_eq!(orders, LEVELS.len() as i64);
+    // The first two, and for each level a newer and a free one.
+    assert_eq!(shop.rows().await, [0, 2 + 2 * LEVELS.len() as i64, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tasks_within_a_transaction_have_receipts_in_order_also_for_duplicates() {
+    let shop = Shop::open(MAP, Registry::new()).await;
+    let pool = shop.pool().await;
+    let held = publish(&shop, 0, "key 3").await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    // More than one statement, of keys in another order, of which each comes twice.
+    let requests = (0..150).map(|order| {
+        let mut request = PublishRequest::new(&Ship { order }).unwrap();
+        request.unique = (order % 3 != 0).then(|| format!("key {}", 149 - order % 75).into());
+        request
+    });
+    let requests: Vec<_> = requests.collect();
+    let keys: Vec<_> = requests.iter().map(|it| it.unique.clone()).collect();
+    let receipts = shop.app.publish_many_within(requests, &mut tx).await;
+    let receipts = receipts.unwrap();
+    let mut three = PublishRequest::new(&Ship { order: 1 }).unwrap();
+    three.unique = Some("key 3".into());
+    let three = shop
+        .app
+        .publish_many_within([three], &mut tx)
+        .await
+        .unwrap();
+    assert!(three[0].is_duplicate && three[0].id == held.id);
+    tx.commit().await.unwrap();
+    assert_eq!(receipts.len(), 150);
+    for (index, (key, receipt)) in keys.iter().zip(&receipts).enumerate() {
+        let first = keys[..index].iter().position(|it| it == key);
+        match first.filter(|_| key.is_some()) {
+            Some(first) => assert!(receipt.is_duplicate && receipt.id == receipts[first].id),
+            None => assert!(!receipt.is_duplicate, "{index}"),
+        }
+    }
+    let stored = receipts.iter().filter(|it| !it.is_duplicate).count();
+    assert_eq!(shop.rows().await, [0, 1 + stored as i64, 0]);
+}

@@ -93,7 +93,7 @@ fn every_request_leads_to_the_tier_that_the_map_names() {
 #[test]
 fn a_tier_in_postgres_takes_rows_with_any_delay_and_its_own_priorities() {
     let map = MAP.replace(
-        "[tiers.normal]\n        queue = \"quorum\"",
+        "[tiers.normal]\n    queue = \"quorum\"",
         "[tiers.normal]\nqueue = \"postgres\"",
     );
     let topology = Topology::parse(map).unwrap();

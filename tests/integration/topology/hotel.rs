@@ -278,7 +278,7 @@ fn with_a_database_the_hotel_has_no_queues_for_long_delays_unless_it_asks_for_th
     assert_eq!(rest.collect::<Vec<_>>(), with.bindings);
 
     let file = std::fs::read_to_string(super::HOTEL).unwrap();
-    let asking = file.replacen("[tiers.", "[broker]\nlong_delays = true\n[tiers.", 1);
+    let asking = file.replacen("[broker]", "[broker]\nlong_delays = true", 1);
     let asking = Topology::parse(asking).unwrap();
     let asking = Plan::new(&asking, newest(), true).unwrap();
     assert_eq!(count(&asking), (110, 112, 219));

@@ -8,7 +8,7 @@
 //!
 //! Dropping the future of a publish is safe: the message may have been sent or not.
 //!
-//! `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
+//! `prepare` turns a request into a message with its destination. `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
 //! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
 //! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
 //! `many` publishes a stream of requests with a window of unconfirmed messages. `rows` is the way into tiers in Postgres.
@@ -22,6 +22,7 @@ mod many;
 mod outgoing;
 mod pool;
 mod pools;
+mod prepare;
 mod returns;
 #[cfg(feature = "postgres")]
 mod rows;
@@ -30,29 +31,29 @@ mod within;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::stream::Stream;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::amqp::{Connection, QueueState};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
-use crate::error::PublishError;
-use crate::message::Message;
 use crate::observe::Observers;
-use crate::route::{self, Address, Destination, RouteRequest, Servers};
+use crate::route::Servers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::Version;
 use crate::{Error, TaskId};
-use attempt::{Patience, PublishAttempt, SendFailure};
+use attempt::{Patience, PublishAttempt};
 pub(crate) use connection::Connections;
 use lookup::QueueLookups;
 pub(crate) use outgoing::{Content, Outgoing, OutgoingMessage};
 use pools::{Broker, Pools};
+use prepare::Confirmed;
+#[cfg(feature = "postgres")]
+use prepare::deadline;
 
 /// How long a publish may take unless it says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
@@ -350,193 +351,4 @@ impl fmt::Debug for Publisher {
             .field("app", &self.inner.topology.app())
             .finish_non_exhaustive()
     }
-}
-
-impl Inner {
-    /// What is known of the broker. A task that becomes a row needs none.
-    fn broker_for(&self, request: &PublishRequest) -> Broker {
-        match self.pools.broker() {
-            Broker::NotReady(cause) => match self.route(request, ASSUMED_VERSION) {
-                Ok(route) if matches!(route.address, Address::Row { .. }) => {
-                    Broker::Ready(ASSUMED_VERSION)
-                }
-                _ => Broker::NotReady(cause),
-            },
-            ready => ready,
-        }
-    }
-
-    fn has_database(&self) -> bool {
-        #[cfg(feature = "postgres")]
-        return self.rows.is_some();
-        #[cfg(not(feature = "postgres"))]
-        false
-    }
-
-    fn servers(&self, broker: Version) -> Servers {
-        Servers {
-            broker,
-            has_database: self.has_database(),
-        }
-    }
-
-    /// Turns a request into a message with its destination and deadline, once the broker's version is known. A
-    /// request that cannot be published on any broker fails at once.
-    async fn prepare_when_ready(&self, request: PublishRequest) -> Result<PublishAttempt, Error> {
-        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
-        self.route(&request, ASSUMED_VERSION)?;
-        let deadline = deadline(&request);
-        let id = request.id.clone().unwrap_or_else(TaskId::random);
-        let version = self.until_ready(&id, deadline).await?;
-        let attempt = self.prepare(request, version)?;
-        Ok(PublishAttempt {
-            deadline,
-            ..attempt
-        })
-    }
-
-    /// Waits until the app's queues are there, and gives the broker's version.
-    async fn until_ready(&self, id: &TaskId, deadline: Instant) -> Result<Version, Error> {
-        let ready = self.pools.until_ready(deadline).await;
-        ready.map_err(|cause| SendFailure::Down(cause.to_string()).into_error(id.clone()))
-    }
-
-    /// Turns a request into a message with its destination and deadline.
-    fn prepare(
-        &self,
-        mut request: PublishRequest,
-        broker: Version,
-    ) -> Result<PublishAttempt, Error> {
-        let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
-        if request.traceparent.is_none() {
-            request.traceparent = self.trace.current();
-        }
-        let deadline = deadline(&request);
-        let patience = match request.once {
-            true => Patience::UnlessLost,
-            false => Patience::Full,
-        };
-        let (outgoing, id) = self.address(request, broker)?;
-        Ok(PublishAttempt {
-            outgoing,
-            id,
-            deadline,
-            patience,
-            _under_way: under_way,
-        })
-    }
-
-    /// Whether tasks can be stored as rows.
-    fn has_rows(&self) -> bool {
-        #[cfg(feature = "postgres")]
-        return self.rows.is_some();
-        #[cfg(not(feature = "postgres"))]
-        false
-    }
-
-    /// Counts something as under way, unless the app was closed.
-    fn begin(&self, tried: impl FnOnce() -> String) -> Result<TaskTrackerToken, Error> {
-        // Counted first: what `close` does not wait for sees that it is closed.
-        let token = self.under_way.token();
-        match self.under_way.is_closed() {
-            true => Err(Error::Closed {
-                tried: tried().into(),
-            }),
-            false => Ok(token),
-        }
-    }
-
-    /// The outcome for the caller of a publish.
-    fn receipt(attempt: PublishAttempt, sent: Result<Confirmed, Error>) -> Result<Receipt, Error> {
-        let confirmed = sent?;
-        let tier = attempt.outgoing.tier();
-        Ok(confirmed.receipt(Receipt::new(attempt.id, tier, SystemTime::now())))
-    }
-
-    /// The destination of a request, whose size is checked too.
-    fn route(&self, request: &PublishRequest, broker: Version) -> Result<Destination, Error> {
-        let route_request = RouteRequest::Publish {
-            priority: request.priority,
-            is_row: request.has_key(),
-        };
-        self.destination(request, route_request, broker)
-    }
-
-    fn destination(
-        &self,
-        request: &PublishRequest,
-        route_request: RouteRequest<'_>,
-        broker: Version,
-    ) -> Result<Destination, Error> {
-        let (topology, task) = (&self.topology, &request.task);
-        let delay = request.delay.unwrap_or_default();
-        let servers = self.servers(broker);
-        let route = route::destination(topology, servers, task, route_request, delay)?;
-        route::check_size(topology, task, &request.payload)?;
-        Ok(route)
-    }
-
-    /// The message that a request becomes, with its destination.
-    fn address(
-        &self,
-        request: PublishRequest,
-        broker: Version,
-    ) -> Result<(Outgoing, TaskId), Error> {
-        let route = self.route(&request, broker)?;
-        let claim = request.key_claim()?;
-        if claim.is_some() && !self.has_rows() {
-            return Err(Error::Publish(PublishError::KeyWithoutDatabase {
-                task: request.task.into(),
-            }));
-        }
-        let is_id_drawn = request.id.is_none();
-        let mut message = Message::first(request, &route.tier, route.priority, SystemTime::now());
-        message.priority = route.priority;
-        message.check()?;
-        let id = message.id.clone();
-        let content = Content::New {
-            message,
-            is_id_drawn,
-            claim,
-        };
-        Ok((Outgoing::new(route, &id, content)?, id))
-    }
-}
-
-/// What was confirmed or committed.
-pub(super) enum Confirmed {
-    /// The message is stored.
-    Stored,
-    /// It is stored in the place of this task.
-    #[cfg(feature = "postgres")]
-    Replaced(TaskId),
-    /// Nothing was stored: this task has its key.
-    #[cfg(feature = "postgres")]
-    Duplicate { first: TaskId, tier: String },
-}
-
-impl Confirmed {
-    /// The receipt, where `new` is that of the message if it was stored.
-    fn receipt(self, new: Receipt) -> Receipt {
-        match self {
-            Self::Stored => new,
-            #[cfg(feature = "postgres")]
-            Self::Replaced(other) => Receipt {
-                replaced: Some(other),
-                ..new
-            },
-            #[cfg(feature = "postgres")]
-            Self::Duplicate { first, tier } => Receipt {
-                is_duplicate: true,
-                ..Receipt::new(first, tier, new.confirmed_at)
-            },
-        }
-    }
-}
-
-/// When a publish has to be confirmed.
-fn deadline(request: &PublishRequest) -> Instant {
-    let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
-    // A limit that no clock can hold would overflow it.
-    Instant::now() + limit.min(LONGEST_DEADLINE)
 }

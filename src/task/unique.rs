@@ -243,7 +243,7 @@ impl fmt::Display for TaskKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "postgres"),
-    expect(dead_code, reason = "keys are kept in Postgres")
+    allow(dead_code, reason = "keys are kept in Postgres")
 )]
 pub(crate) struct KeyClaim {
     pub(crate) key: TaskKey,

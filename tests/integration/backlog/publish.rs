@@ -144,3 +144,17 @@ async fn a_payload_that_is_too_large_and_a_priority_that_is_too_high_are_refused
     );
     assert_eq!(shop.rows().await, [0, 0, 0]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tier_that_is_full_refuses_tasks_with_keys() {
+    let map = MAP.replace("lease = \"2s\"", "max_length = 1");
+    let shop = Shop::open(&map, Registry::new()).await;
+    let taken = shop.app.publish(Ship { order: 1 }).unique("one");
+    taken.await.unwrap();
+    let refused = shop.app.publish(Ship { order: 2 }).unique("two");
+    let refused = refused.deadline("500ms").await;
+    assert!(
+        matches!(refused, Err(Error::Publish(PublishError::Refused { .. }))),
+        "{refused:?}"
+    );
+}

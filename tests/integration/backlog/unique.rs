@@ -491,16 +491,3 @@ async fn a_key_without_a_database_or_of_no_use_fails_at_the_call() {
         );
     }
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_tier_that_is_full_refuses_tasks_with_keys() {
-    let map = MAP.replace("lease = \"2s\"", "max_length = 1");
-    let shop = Shop::open(&map, Registry::new()).await;
-    publish(&shop.app, 1, "one").await;
-    let refused = shop.app.publish(Ship { order: 2 }).unique("two");
-    let refused = refused.deadline("500ms").await;
-    assert!(
-        matches!(refused, Err(Error::Publish(PublishError::Refused { .. }))),
-        "{refused:?}"
-    );
-}

@@ -126,6 +126,21 @@ async fn what_is_not_committed_is_not_written_and_the_handlers_result_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_publishes_within_its_transaction_runs_if_it_commits() {
+    for home in HOMES {
+        let bank = Bank::open(home).await;
+        let working = bank.work();
+        let acts = [Act::PublishAndFail, Act::PublishAndCommit];
+        bank.app.publish(add(1, &acts)).await.unwrap();
+        bank.heard.until("done account.add", 2).await;
+        working.end().await;
+        assert_eq!((bank.value(1).await, bank.value(101).await), (1, 1));
+        assert_eq!(bank.heard.count("started"), 3, "{:#?}", bank.heard.lines());
+        bank.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_has_one_transaction_at_a_time_and_none_after_its_commit() {
     for home in HOMES {
         let bank = Bank::open(home).await;

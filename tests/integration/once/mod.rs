@@ -70,6 +70,9 @@ enum Act {
     CommitTwice,
     OpenTwice,
     RollBackAndCommit,
+    /// Publishes a task for the account 100 numbers further within the transaction.
+    PublishAndFail,
+    PublishAndCommit,
     Fail,
     Forget,
 }
@@ -152,8 +155,12 @@ async fn act(add: &Add, cx: &Context, teller: &Teller) -> Result<Outcome, Error>
         transaction = cx.transaction().await?;
     }
     write(&mut transaction, add.account).await;
+    if let Act::PublishAndFail | Act::PublishAndCommit = act {
+        let next = self::add(add.account + 100, &[Act::Commit]);
+        cx.publish(next).within(&mut transaction).await?;
+    }
     match act {
-        Act::Fail => return Ok(Outcome::retry("no money")),
+        Act::Fail | Act::PublishAndFail => return Ok(Outcome::retry("no money")),
         Act::Forget => return Ok(Outcome::Done),
         Act::OpenTwice => {
             let refused = cx.transaction().await.unwrap_err();

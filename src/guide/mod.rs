@@ -6,6 +6,7 @@
 //! | [choosing tiers](choosing_tiers) | How urgent is this task? |
 //! | [tiers in Postgres](tiers_in_postgres) | When does a tier belong in Postgres? |
 //! | [the outbox](the_outbox) | How do I publish with my own rows, or not at all? |
+//! | [aging and escalation](aging_and_escalation) | A task has waited for too long. What now? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [long tasks across deploys](long_tasks_across_deploys) | What if a deploy comes while it runs? |
@@ -34,6 +35,10 @@ pub mod tiers_in_postgres {}
 #[cfg(feature = "postgres")]
 #[doc = include_str!("the_outbox.md")]
 pub mod the_outbox {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("aging_and_escalation.md")]
+pub mod aging_and_escalation {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}

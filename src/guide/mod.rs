@@ -7,6 +7,7 @@
 //! | [tiers in Postgres](tiers_in_postgres) | When does a tier belong in Postgres? |
 //! | [the outbox](the_outbox) | How do I publish with my own rows, or not at all? |
 //! | [relay] | Workers do not have the publishers' database. Who takes its rows? |
+//! | [aging and escalation](aging_and_escalation) | A task has waited for too long. What now? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [effectively once](effectively_once) | How do I write to Postgres once, however often a task runs? |
@@ -41,6 +42,10 @@ pub mod the_outbox {}
 #[cfg(feature = "postgres")]
 #[doc = include_str!("relay.md")]
 pub mod relay {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("aging_and_escalation.md")]
+pub mod aging_and_escalation {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}

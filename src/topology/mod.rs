@@ -27,7 +27,7 @@
 //! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
 //! | `lease` | how long a claimed task stays with its process after its last heartbeat; postgres only | `"2s"` to `"24h"` | `"30s"` |
 //! | `keep` | how long finished tasks are kept as a history; postgres only | `"1s"` to `"3650d"` | not at all |
-//! | `promote` | where a task goes that has waited for too long; postgres only. See the guide's page on aging | `{ after = "60m", to = "TIER" }`, with `after` from `"1s"` to `"365d"` | it stays |
+//! | `promote` | where a task goes that has waited for too long; postgres only. See the guide's page on aging and escalation | `{ after = "60m", to = "TIER" }`, with `after` from `"1s"` to `"365d"` | it stays |
 //! | `generation` | which queue in succession serves the tier; not postgres | 1 to 9999 | 1 |
 //! | `formerly` | where the tier's messages waited before it moved; workers take from there too | `"classic"`, `"quorum"`, `"postgres"`, or `{ queue = "quorum", generation = 2 }` | it has not moved |
 //! | `delays` | whether the tier has delay queues, which delays, retries and snoozes need; not postgres, which always has delays | `true`, `false` | `true` |

@@ -11,11 +11,14 @@ use tokio::process::Command;
 
 const MAP: &str = r#"
 app = "shop"
+[tiers.high]
+queue = "postgres"
 [tiers.normal]
 queue = "postgres"
 keep = "7d"
+promote = { after = "1h", to = "high" }
 [groups.all]
-tiers = ["normal"]
+tiers = ["high", "normal"]
 concurrency = 1
 [tasks]
 "order.ship" = "normal"
@@ -100,5 +103,60 @@ async fn an_operator_lists_shows_and_cancels_tasks() {
     let log: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(log["entries"][0]["who"], "ada");
     assert_eq!(log["entries"][0]["why"], "asked");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[tokio::test]
+async fn an_operator_escalates_a_task() {
+    let database = database().await;
+    let file = format!("tierline-escalate-{}.toml", std::process::id());
+    let file = std::env::temp_dir().join(file).to_str().unwrap().to_owned();
+    std::fs::write(&file, MAP).unwrap();
+    let app = Tierline::builder(Topology::parse(MAP).unwrap()).postgres(database.url());
+    let app = app.connect().await.unwrap();
+    for id in ["order-7", "order-8"] {
+        let publish = app.publish_named("order.ship", &7).id(id).delay("1h");
+        publish.await.unwrap();
+    }
+    let run = async |words: &[&str]| tierline(&database, &file, words).await;
+    let (code, text) = run(&["escalate", "order-7", "--to", "hihg"]).await;
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.contains("did you mean \"high\"?"), "{text}");
+    let (code, text) = run(&["escalate", "order-7", "--to", "high", "--because", "asked"]).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("order-7 is in tier high now, after normal: scheduled"));
+    let now = [
+        "escalate", "order-8", "--to", "high", "--now", "--by", "eve", "--json",
+    ];
+    let (code, text) = run(&now).await;
+    let escalated: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (code, &escalated["after"]["state"]),
+        (Some(0), &"ready".into())
+    );
+    let (code, text) = run(&["escalate", "order-7", "--to", "high"]).await;
+    assert_eq!(code, Some(1), "{text}");
+    let (_, text) = run(&["list"]).await;
+    assert_eq!(text.matches("high (first normal)").count(), 2, "{text}");
+    let (_, text) = run(&["show", "order-7"]).await;
+    assert!(text.contains("tier:      high (first normal)"), "{text}");
+    let (_, text) = run(&["audit", "--json"]).await;
+    let log: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(log["entries"][0]["who"], "eve");
+    assert_eq!(log["entries"][1]["why"], "asked");
+
+    let plan = async |with_database: bool| {
+        let mut plan = Command::new(env!("CARGO_BIN_EXE_tierline"));
+        plan.args(["topology", "plan", &file]);
+        plan.env_remove("DATABASE_URL");
+        if with_database {
+            plan.args(["--postgres", database.url()]);
+        }
+        String::from_utf8(plan.output().await.unwrap().stdout).unwrap()
+    };
+    for with_database in [false, true] {
+        let text = plan(with_database).await;
+        assert!(text.contains("promotes to high after 1h"), "{text}");
+    }
     std::fs::remove_file(&file).unwrap();
 }

@@ -72,16 +72,21 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
     .await?;
     let find = server.longest(&scene.database, FIND).await?;
     let promote = server.longest(&scene.database, PROMOTE).await?;
+    let each = server.reads(&scene.database, PROMOTE).await?;
     let title = format!("{count} old tasks move up, {RATE} tasks/s in the higher tier");
     let columns = [
         "tasks/s",
         "batches",
+        "ms a batch",
+        "buffers a batch",
         "longest look, ms",
         "longest batch, ms",
     ];
     let figures = [
         count as f64 / took.as_secs_f64(),
         batches as f64,
+        each.milliseconds,
+        each.buffers,
         find.as_secs_f64() * 1e3,
         promote.as_secs_f64() * 1e3,
     ];

@@ -1,4 +1,4 @@
-//! A worker in a process of its own, which prints what happens, a line each.
+//! A worker or a relay in a process of its own, which prints what happens, a line each.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 const MAP: &str = "TIERLINE_BACKLOG_MAP";
 const URL: &str = "TIERLINE_BACKLOG_URL";
 const AMQP: &str = "TIERLINE_BACKLOG_AMQP";
+const RELAY: &str = "TIERLINE_BACKLOG_RELAY";
 const CRASH_BUDGET: &str = "TIERLINE_BACKLOG_CRASH_BUDGET";
 
 /// A task that takes a while.
@@ -38,11 +39,23 @@ impl Task for Add {
     const NAME: &'static str = "add";
 }
 
+/// A task that only says that it ran, and under which id.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Mail {
+    pub(crate) number: i64,
+}
+
+impl Task for Mail {
+    const NAME: &'static str = "mail";
+}
+
 /// What a worker has printed.
 #[derive(Debug)]
 pub(crate) enum Line {
     Consuming,
     Start(usize),
+    /// A [`Mail`], with the id of its task.
+    Mail(i64, String),
     Suspected,
     LeaseLost,
     AlreadyDone,
@@ -75,6 +88,22 @@ impl FaultWorker {
             .env(URL, url)
             .env(CRASH_BUDGET, "1000");
         command.envs(amqp.map(|amqp| (AMQP, amqp)));
+        Self::run(command, lines)
+    }
+
+    /// Starts a process that has these servers: a relay, or a worker that is killed from outside however often.
+    pub(crate) fn start_with(
+        map: &str,
+        database: Option<&str>,
+        amqp: &str,
+        is_relay: bool,
+        lines: mpsc::UnboundedSender<Line>,
+    ) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(MAP, map).env(AMQP, amqp);
+        command.env(CRASH_BUDGET, "1000");
+        command.envs(database.map(|url| (URL, url)));
+        command.envs(is_relay.then_some((RELAY, "yes")));
         Self::run(command, lines)
     }
 
@@ -123,6 +152,10 @@ impl Line {
         let (what, about) = line.split_once(' ').unwrap_or((line, ""));
         match what {
             "consuming" => Some(Self::Consuming),
+            "mail" => {
+                let (number, id) = about.split_once(' ')?;
+                Some(Self::Mail(number.parse().ok()?, id.to_owned()))
+            }
             "start" => about.parse().ok().map(Self::Start),
             "suspected" => Some(Self::Suspected),
             "lost" => Some(Self::LeaseLost),
@@ -147,12 +180,17 @@ pub(crate) async fn work() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(step.milliseconds)).await;
     })?;
     registry.register::<Add, _>(add)?;
+    registry.register::<Mail, _>(async |mail: Mail, cx: tierline::Context| {
+        println!("mail {} {}", mail.number, cx.id());
+    })?;
     let mut builder = Tierline::builder(topology);
     if let Ok(amqp) = std::env::var(AMQP) {
         builder = builder.amqp(amqp);
     }
+    if let Ok(url) = std::env::var(URL) {
+        builder = builder.postgres(url);
+    }
     let app = builder
-        .postgres(std::env::var(URL)?)
         .registry(registry)
         .observe(|event| match event {
             Event::Consuming { .. } => println!("consuming"),
@@ -165,14 +203,16 @@ pub(crate) async fn work() -> Result<()> {
         .connect()
         .await?;
     let mut input = BufReader::new(tokio::io::stdin()).lines();
+    let ended = async move { while let Ok(Some(_)) = input.next_line().await {} };
+    if std::env::var_os(RELAY).is_some() {
+        println!("consuming");
+        return Ok(app.relay()?.until(ended).await?);
+    }
     let mut worker = app.work(["all"]).grace(Duration::from_secs(5));
     if let Ok(budget) = std::env::var(CRASH_BUDGET) {
         worker = worker.crash_budget(budget.parse()?);
     }
-    worker
-        .until(async move { while let Ok(Some(_)) = input.next_line().await {} })
-        .await?;
-    Ok(())
+    Ok(worker.until(ended).await?)
 }
 
 async fn add(add: Add, cx: tierline::Context) -> Result<(), TaskError> {

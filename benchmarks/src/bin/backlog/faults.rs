@@ -272,7 +272,7 @@ impl Log {
             }
             Line::Suspected => self.suspected += 1,
             Line::LeaseLost => self.leases_lost += 1,
-            Line::AlreadyDone => {}
+            Line::Mail(..) | Line::AlreadyDone => {}
             Line::Dead(reason) => {
                 eprintln!("a task is a dead letter: {reason}");
                 self.dead += 1;

@@ -4,7 +4,7 @@
 //! keep their order beside tiers on the broker.
 //!
 //! `cargo xtask bench backlog [--quick] [drain] [latency] [idle] [flat] [snapshot] [mixed] [faults] [once]
-//! [peers] [pooler] [aging] [escalate] [relay] [unique]`
+//! [peers] [pooler] [aging] [escalate] [relay] [unique] [outbox]`
 
 mod aging;
 mod drain;
@@ -16,6 +16,7 @@ mod idle;
 mod latency;
 mod mixed;
 mod once;
+mod outbox;
 mod peers;
 mod plain;
 mod pooler;
@@ -75,6 +76,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("unique") {
         unique::measure(&mut report, is_quick()).await?;
+    }
+    if is_wanted("outbox") {
+        outbox::measure(&mut report, is_quick()).await?;
     }
     report.finish()
 }

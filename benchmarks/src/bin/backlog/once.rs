@@ -221,7 +221,7 @@ impl Accounts {
             Line::Start(_) => self.counts.runs += 1,
             Line::AlreadyDone => self.counts.already_done += 1,
             Line::Dead(_) => self.counts.dead += 1,
-            Line::Suspected | Line::LeaseLost => {}
+            Line::Mail(..) | Line::Suspected | Line::LeaseLost => {}
         }
     }
 

@@ -114,8 +114,9 @@ async fn an_operator_escalates_a_task() {
     std::fs::write(&file, MAP).unwrap();
     let app = Tierline::builder(Topology::parse(MAP).unwrap()).postgres(database.url());
     let app = app.connect().await.unwrap();
+    let payload = serde_json::json!({ "order": 7 });
     for id in ["order-7", "order-8"] {
-        let publish = app.publish_named("order.ship", &7).id(id).delay("1h");
+        let publish = app.publish_named("order.ship", &payload).id(id).delay("1h");
         publish.await.unwrap();
     }
     let run = async |words: &[&str]| tierline(&database, &file, words).await;

@@ -17,7 +17,8 @@ use tierline::admin::Token;
 use tierline::amqp::{Address, Connection, Management};
 use tierline::dead::{DeadLetters, Filter};
 use tierline::moving::Mover;
-use tierline::{Database, Error, Tierline, Topology};
+use tierline::testing::Tester;
+use tierline::{Database, Error, Registry, Tierline, Topology};
 use tierline_testbed::vhost;
 
 const MAP: &str = r#"
@@ -68,7 +69,14 @@ async fn no_public_type_shows_a_credential() {
     shown.add("Collector", &app.collector().unwrap());
     shown.add("Scheduler", &app.scheduler().unwrap());
     shown.add("Schedules", &app.schedules().unwrap());
-    shown.add("Backlog", &app.backlog().unwrap());
+    let backlog = app.backlog().unwrap();
+    shown.add("Backlog", &backlog);
+    shown.add("Escalation", &backlog.escalate(&"one".into(), "normal"));
+    shown.add("Relay", &app.relay().unwrap());
+    let tester = Tester::builder().registry(Registry::new());
+    let tester = tester.database(Database::new(&postgres).unwrap());
+    shown.add("TesterBuilder", &tester);
+    shown.add("Tester", &tester.build());
     let letters = app.dead_letters().unwrap();
     shown.add("DeadLetters", &letters);
     shown.add("Database", &Database::new(&postgres).unwrap());

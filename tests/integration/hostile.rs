@@ -16,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 const MAP: &str = r#"
     app = "shop"
+    [broker]
+    long_delays = true
     [tiers.critical]
     queue = "classic"
     [tiers.normal]

@@ -14,7 +14,14 @@ use syn::{Attribute, Fields, ImplItem, Item, UseTree, Visibility};
 const HIDDEN: [&str; 4] = ["amq_protocol", "lapin", "sqlx", "ureq"];
 
 /// Where handing over such a type is the point.
-const HANDED_OVER: [&str; 2] = ["from_pool", "postgres_pool"];
+const HANDED_OVER: [&str; 6] = [
+    "Publish",
+    "from_pool",
+    "postgres_pool",
+    "within",
+    "publish_within",
+    "publish_many_within",
+];
 
 struct Source {
     path: PathBuf,

@@ -39,7 +39,7 @@ impl Builder {
     }
 
     /// The database over a pool that the app has already, in place of a URL; see [`Database::from_pool`](crate::Database::from_pool). It stays
-    /// open when tierline is [closed](Tierline::close).
+    /// open when tierline is [closed](crate::Tierline::close).
     pub fn postgres_pool(mut self, pool: sqlx::PgPool) -> Self {
         self.postgres.pool(pool);
         self

@@ -33,8 +33,8 @@ const COMPLETE_ROW: &str = "WITH mark AS ( \
         DELETE FROM tierline.running WHERE id = $3 AND token = $4 RETURNING running.* \
     ), kept AS ( \
         INSERT INTO tierline.finished \
-            (id, finished_at, backlog, rank, due_at, ending, worker, task, name, properties, payload) \
-        SELECT id, clock_timestamp(), backlog, rank, due_at, 'done', $5, task, name, properties, payload \
+            (id, finished_at, backlog, first_backlog, rank, due_at, ending, worker, task, name, properties, payload) \
+        SELECT id, clock_timestamp(), backlog, first_backlog, rank, due_at, 'done', $5, task, name, properties, payload \
         FROM ended WHERE $5::text IS NOT NULL ON CONFLICT (id, finished_at) DO NOTHING \
     ) SELECT $1::bytea IS NULL OR EXISTS (SELECT FROM mark) AS is_new, EXISTS (SELECT FROM ended) AS is_ours";
 

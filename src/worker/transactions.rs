@@ -38,7 +38,10 @@ impl GroupTransactions {
     /// not asked about.
     pub(super) async fn is_done(&self, received: &Received) -> bool {
         match &self.completions {
-            Some(completions) if received.may_be_done() => completions.is_done(received).await,
+            // Boxed: few deliveries need it, and a job's future is small.
+            Some(completions) if received.may_be_done() => {
+                Box::pin(completions.is_done(received)).await
+            }
             _ => false,
         }
     }

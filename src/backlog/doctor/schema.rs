@@ -21,7 +21,7 @@ const INDEXES: [&str; 15] = [
     "CREATE INDEX finished_by_name ON tierline.finished USING btree (name) WHERE (name IS NOT NULL)",
     "CREATE UNIQUE INDEX unique_keys_pkey ON tierline.unique_keys USING btree (app, kind, key)",
     "CREATE INDEX unique_keys_by_row ON tierline.unique_keys USING btree (row_id)",
-    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (app, expires_at)",
+    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (expires_at)",
     "CREATE UNIQUE INDEX workers_pkey ON tierline.workers USING btree (id)",
 ];
 

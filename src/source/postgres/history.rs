@@ -43,14 +43,14 @@ pub(super) async fn remove_tasks(settings: Arc<RowSettings>, ending: Cancellatio
     let _: Option<()> = ending.run_until_cancelled(removing).await;
 }
 
-/// Removes keys of the app.
+/// Removes keys.
 pub(super) async fn remove_keys(settings: Arc<RowSettings>, ending: CancellationToken) {
     let database = &settings.database;
     let removing = async {
         loop {
             let removing = async {
                 let mut connection = database.pool().acquire().await?;
-                remove_expired_keys(&mut connection, settings.app(), AT_ONCE).await
+                remove_expired_keys(&mut connection, AT_ONCE).await
             };
             let removed = database.within(LIMIT, "remove expired keys", removing);
             pause_after(removed.await).await;

@@ -42,6 +42,10 @@ pub(crate) enum Content {
         /// Whether the publisher drew the id, and not the caller.
         is_id_drawn: bool,
         /// The key that it is published with, as a row.
+        #[cfg_attr(
+            not(feature = "postgres"),
+            expect(dead_code, reason = "keys are kept in Postgres")
+        )]
         claim: Option<KeyClaim>,
     },
     /// A message that was delivered before: a retry, a dead letter or a redrive.

@@ -42,11 +42,10 @@ impl Inner {
                 _ => Duration::ZERO,
             };
             let is_over = Instant::now() + pause + reserve >= attempt.deadline;
-            let is_final = match &failure {
-                InsertFailure::Refused(_) => true,
-                InsertFailure::Key(KeyProblem::Mismatch { .. }) => true,
-                _ => false,
-            };
+            let is_final = matches!(
+                failure,
+                InsertFailure::Refused(_) | InsertFailure::Key(KeyProblem::Mismatch { .. })
+            );
             if is_over || is_final || (attempt.is_once && is_lost) {
                 let failure = match failure {
                     InsertFailure::NotSent(_) => waited_for.unwrap_or(failure),

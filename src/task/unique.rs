@@ -241,10 +241,6 @@ impl fmt::Display for TaskKey {
 
 /// A key that was checked, and how a publish takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(
-    not(feature = "postgres"),
-    expect(dead_code, reason = "keys are kept in Postgres")
-)]
 pub(crate) struct KeyClaim {
     pub(crate) key: TaskKey,
     lifetime: Lifetime,

@@ -22,11 +22,17 @@ CREATE TABLE tierline.unique_keys (
 );
 -- For the relay, which holds the keys of rows that leave Postgres.
 CREATE INDEX unique_keys_by_row ON tierline.unique_keys (row_id);
--- The order of removal.
-CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys (app, expires_at);
+-- The order of removal. Without the app: while the table was empty, a plan could else take it to look a key up.
+CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys (expires_at);
 
 ALTER TABLE tierline.unique_keys SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0);
+
+-- Rows are looked up by their ids. While a table is empty, all its indexes that have the id cost the same, and Postgres takes
+-- the one that was made last. It keeps that plan for some time, and with the index of claims, which has the id as its
+-- last column, each lookup would walk over all rows. So the primary keys are made last.
+ALTER TABLE tierline.ready DROP CONSTRAINT ready_pkey, ADD CONSTRAINT ready_pkey PRIMARY KEY (id);
+ALTER TABLE tierline.scheduled DROP CONSTRAINT scheduled_pkey, ADD CONSTRAINT scheduled_pkey PRIMARY KEY (id);
 
 -- Publishes tasks with keys, as rows of one tier. Each entry is decided by itself and has one line in the answer, by its
 -- place in the arrays:

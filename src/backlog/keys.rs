@@ -160,7 +160,7 @@ pub(crate) async fn hold_keys_to_the_end(
     sqlx::query(
         "UPDATE tierline.unique_keys SET holds = 'period' WHERE ctid = ANY(ARRAY( \
              SELECT ctid FROM tierline.unique_keys WHERE row_id = ANY($1) AND holds <> 'period' \
-             ORDER BY app, kind, key FOR UPDATE SKIP LOCKED))",
+             FOR UPDATE SKIP LOCKED))",
     )
     .bind(rows)
     .execute(connection)
@@ -168,18 +168,17 @@ pub(crate) async fn hold_keys_to_the_end(
     Ok(())
 }
 
-/// Removes keys that nobody holds any more because their time is over, at most `most`. Returns how many.
+/// Removes keys that nobody holds any more because their time is over, of all apps of the database, at most `most`. Returns
+/// how many.
 pub(crate) async fn remove_expired_keys(
     connection: &mut PgConnection<'_>,
-    app: &str,
     most: i64,
 ) -> Result<u64, sqlx::Error> {
     let removed = sqlx::query(
         "DELETE FROM tierline.unique_keys WHERE ctid = ANY(ARRAY( \
-             SELECT ctid FROM tierline.unique_keys WHERE app = $1 AND expires_at < now() \
-             ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
+             SELECT ctid FROM tierline.unique_keys WHERE expires_at < now() \
+             ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED))",
     )
-    .bind(app)
     .bind(most)
     .execute(connection)
     .await?;

@@ -47,7 +47,8 @@ async fn an_operator_lists_shows_and_cancels_tasks() {
     let app = Tierline::builder(Topology::parse(MAP).unwrap()).postgres(database.url());
     let app = app.connect().await.unwrap();
     let payload = serde_json::json!({ "order": 7 });
-    let first = app.publish_named("order.ship", &payload).await.unwrap();
+    let first = app.publish_named("order.ship", &payload).unique("order:7");
+    let first = first.await.unwrap();
     for _ in 0..3 {
         let publish = app.publish_named("order.ship", &payload).delay("1h");
         publish.await.unwrap();
@@ -67,6 +68,7 @@ async fn an_operator_lists_shows_and_cancels_tasks() {
     );
     let (_, text) = run(&["show", first.id.as_str()]).await;
     assert!(text.contains(r#"payload:   {"order":7}"#), "{text}");
+    assert!(text.contains("key:       order:7 (unique)"), "{text}");
 
     let (code, text) = run(&["cancel", "--state", "scheduled"]).await;
     assert_eq!(code, Some(2));

@@ -23,7 +23,7 @@ const INDEXES: [&str; 17] = [
     "CREATE INDEX completed_order ON tierline.completed USING btree (app, completed_at)",
     "CREATE UNIQUE INDEX unique_keys_pkey ON tierline.unique_keys USING btree (app, kind, key)",
     "CREATE INDEX unique_keys_by_row ON tierline.unique_keys USING btree (row_id)",
-    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (app, expires_at)",
+    "CREATE INDEX unique_keys_by_expiry ON tierline.unique_keys USING btree (expires_at)",
     "CREATE UNIQUE INDEX workers_pkey ON tierline.workers USING btree (id)",
 ];
 

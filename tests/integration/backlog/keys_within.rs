@@ -1,6 +1,6 @@
 //! Keys of tasks that are published within the caller's own transaction.
 
-use sqlx::{Executor, PgPool, Postgres, Transaction};
+use sqlx::{Executor, PgPool, Postgres, Row, Transaction};
 use tierline::error::{ErrorKind, PublishError};
 use tierline::task::{PublishRequest, Receipt, Unique};
 use tierline::{Error, Registry};
@@ -161,4 +161,67 @@ async fn many_tasks_within_a_transaction_have_receipts_in_order_also_for_duplica
     }
     let stored = receipts.iter().filter(|it| !it.is_duplicate).count();
     assert_eq!(shop.rows().await, [0, 1 + stored as i64, 0]);
+}
+
+/// A plan that Postgres made while a table was empty is kept for some time.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_and_rows_are_looked_up_by_their_primary_keys_also_if_the_tables_were_vacuumed_empty()
+{
+    let shop = Shop::open(MAP, Registry::new()).await;
+    let mut connection = shop.pool().await.acquire().await.unwrap();
+    connection.execute("VACUUM ANALYZE").await.unwrap();
+    // As in tierline.publish_keyed.
+    let settings = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan";
+    connection.execute(settings).await.unwrap();
+    let id = "01998b1c-7d3a-7a5e-b0c4-92f16e08d3b7";
+    for (statement, argument, expected) in [
+        (
+            "(uuid) AS SELECT FROM tierline.scheduled WHERE id = $1",
+            id,
+            "scheduled_pkey",
+        ),
+        (
+            "(uuid) AS SELECT FROM tierline.ready WHERE id = $1",
+            id,
+            "ready_pkey",
+        ),
+        (
+            "(uuid) AS SELECT FROM tierline.running WHERE id = $1",
+            id,
+            "running_pkey",
+        ),
+        (
+            "(uuid) AS DELETE FROM tierline.scheduled WHERE id = $1",
+            id,
+            "scheduled_pkey",
+        ),
+        (
+            "(uuid) AS DELETE FROM tierline.ready WHERE id = $1",
+            id,
+            "ready_pkey",
+        ),
+        (
+            "(text) AS SELECT * FROM tierline.unique_keys WHERE app = $1 AND kind = $1 AND key = $1",
+            "a",
+            "unique_keys_pkey",
+        ),
+        (
+            "(uuid) AS SELECT ctid FROM tierline.unique_keys WHERE row_id = $1",
+            id,
+            "unique_keys_by_row",
+        ),
+    ] {
+        let prepare = format!("DEALLOCATE ALL; PREPARE look {statement}");
+        let prepare = sqlx::raw_sql(sqlx::AssertSqlSafe(prepare));
+        connection.execute(prepare).await.unwrap();
+        let explain = format!("EXPLAIN (COSTS off) EXECUTE look('{argument}')");
+        let explain = sqlx::raw_sql(sqlx::AssertSqlSafe(explain));
+        let plan = explain.fetch_all(&mut *connection).await.unwrap();
+        let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+        let plan = plan.join("\n");
+        assert!(
+            plan.contains(&format!(" using {expected} ")),
+            "{statement}: {plan}"
+        );
+    }
 }

@@ -1,10 +1,10 @@
 //! Rows that the broker does not take.
 
 use sqlx::Row;
-use tierline::amqp::{Connection, apply};
+use tierline::amqp::{Connection, Severity, apply};
 use tierline::dead::{Filter, Page, Reason};
 use tierline::topology::plan::Plan;
-use tierline::{Registry, Topology};
+use tierline::{Registry, Topology, backlog};
 
 use super::{MAP, Pay, Relaying, Ship, Shop, ids, ship_all};
 use crate::amqp::until;
@@ -127,5 +127,34 @@ async fn a_row_that_can_never_be_published_is_a_dead_letter_with_its_reason() {
         "{errors:?}"
     );
     assert!(says("not mapped to a tier"), "{errors:?}");
+    relaying.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_names_rows_that_nobody_takes_and_is_content_with_a_relay() {
+    let shop = Shop::open().await;
+    ship_all(&shop, 0..3).await;
+    let full = MAP.replace("\"classic\"", "\"classic\"\nmax_length = 1");
+    let topology = Topology::parse(&full).unwrap();
+    let database = tierline::Database::new(shop.database.url()).unwrap();
+    let examine = async || {
+        let report = backlog::doctor(&database, &topology, backlog::LONG_TRANSACTION).await;
+        report.unwrap()
+    };
+    let report = examine().await;
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.severity, finding.object.as_str()),
+        (Severity::Warning, "tier bulk")
+    );
+    let what = "is on the broker, and 3 tasks wait in Postgres, the oldest for ";
+    assert!(finding.what.starts_with(what), "{report}");
+    assert!(finding.help.contains("Tierline::relay"), "{report}");
+    // Two of them wait on: their queue is full.
+    let relaying = shop.relay(&full).await;
+    until("nothing is found", async || {
+        examine().await.findings.is_empty()
+    })
+    .await;
     relaying.end().await;
 }

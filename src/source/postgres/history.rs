@@ -59,7 +59,7 @@ async fn remove(settings: &RowSettings, kept: Kept<'_>) {
             Kept::Tasks(tiers) => remove_finished(connection, app, tiers, AT_ONCE).await,
             Kept::MarksAndKeys(keep) => {
                 let marks = completion::remove_marks(connection, app, *keep, AT_ONCE).await?;
-                let keys = remove_expired_keys(connection, app, AT_ONCE).await?;
+                let keys = remove_expired_keys(connection, AT_ONCE).await?;
                 Ok(marks.max(keys))
             }
         });

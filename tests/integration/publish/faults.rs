@@ -64,7 +64,7 @@ async fn what_may_go_once_only_ends_with_its_connection_and_the_rest_goes_on() {
     let vhost = broker.vhost().await.unwrap();
     let app = connect(vhost.amqp_url()).await;
     // On a slow machine the channel may not be open yet, and the first message is never sent: then once more.
-    for _ in 0..5 {
+    for _ in 0..8 {
         let (lost, confirmed) = kill_under_way(&broker, &app).await;
         if matches!(lost, Error::Publish(PublishError::NotConnected { .. })) {
             continue;
@@ -87,13 +87,16 @@ async fn what_may_go_once_only_ends_with_its_connection_and_the_rest_goes_on() {
 /// Kills the broker while a message is under way that may go once only, and another one, and starts it again. What became
 /// of them.
 async fn kill_under_way(broker: &Broker, app: &Tierline) -> (Error, Receipt) {
-    // So that every channel is open.
+    let publishing = |order| app.publish(Ship { order });
+    // So that every channel is open, also of a broker that was just started.
     for _ in 0..10 {
-        app.publish(Ship { order: 0 }).await.unwrap();
+        let many = (0..10).map(|_| publishing(0).deadline("2m").into_future());
+        for opened in join_all(many).await {
+            opened.unwrap();
+        }
     }
     broker.flush_declarations().await.unwrap();
     broker.pause().await.unwrap();
-    let publishing = |order| app.publish(Ship { order });
     let mut once = publishing(1).once().deadline("10s").into_future();
     let mut until_confirmed = publishing(2).deadline("2m").into_future();
     assert!(poll!(&mut once).is_pending() && poll!(&mut until_confirmed).is_pending());

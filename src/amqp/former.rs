@@ -117,19 +117,22 @@ pub(crate) async fn delete_queue(
     }
 }
 
-/// How many messages of a queue consumers hold unacknowledged, as of some seconds ago.
+/// How many messages of a queue consumers hold unacknowledged, as of some seconds ago. `None`: the broker has not counted
+/// them yet.
 #[cfg(feature = "management")]
 pub(crate) async fn unacknowledged(
     connection: &Connection,
     management: &Management,
     queue: &str,
-) -> Result<u64, Error> {
+) -> Result<Option<u64>, Error> {
     let virtual_host = connection.address().virtual_host();
     let columns = "name,messages_unacknowledged";
     let queues = management.list("queues", virtual_host, columns).await?;
     let found = queues.iter().find(|it| it["name"] == queue);
-    let held = found.and_then(|it| it["messages_unacknowledged"].as_u64());
-    Ok(held.unwrap_or_default())
+    Ok(match found {
+        Some(queue) => queue["messages_unacknowledged"].as_u64(),
+        None => Some(0),
+    })
 }
 
 /// Runs commands. Something that is missing already is no error.

@@ -80,8 +80,7 @@ impl<'a> Mover<'a> {
         #[cfg(feature = "management")]
         if let Some(management) = self.management {
             let connection = self.need_broker(tier)?;
-            let held = crate::amqp::former::unacknowledged(connection, management, queue).await?;
-            return Ok(Some(held));
+            return crate::amqp::former::unacknowledged(connection, management, queue).await;
         }
         Ok(self.are_all_acknowledged.then_some(0))
     }

@@ -21,8 +21,6 @@ use crate::error::{BrokerError, Cause};
 use crate::secret::Secret;
 use crate::topology::Version;
 
-/// How often a channel is opened before an error of another one counts.
-const OPENINGS: u32 = 32;
 /// How long a connection may take to open, login included.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// RabbitMQ's default `frame_max`. All headers of a message are in one frame, and tierline keeps the
@@ -239,18 +237,10 @@ impl Connection {
     }
 
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
-        let mut attempt = 1;
-        loop {
-            match timeout_at(deadline, self.inner.create_channel()).await {
-                Ok(Ok(channel)) => return Ok(channel),
-                // lapin may use the number of a channel again that the broker has just closed, and take the reason of
-                // that for the answer.
-                Ok(Err(error)) if error.is_amqp_soft_error() && attempt < OPENINGS => attempt += 1,
-                Ok(Err(error)) => return Err(self.failed("open a channel", &error)),
-                Err(_) => {
-                    return Err(self.failed("open a channel", "the broker did not answer in time"));
-                }
-            }
+        match timeout_at(deadline, self.inner.create_channel()).await {
+            Ok(Ok(channel)) => Ok(channel),
+            Ok(Err(error)) => Err(self.failed("open a channel", &error)),
+            Err(_) => Err(self.failed("open a channel", "the broker did not answer in time")),
         }
     }
 

@@ -305,7 +305,7 @@ fn report_ending_after_commit(message: &Message, ended: Result<Outcome, Failure>
         Ok(Outcome::Discard(reason)) => format!("it was discarded: {reason}"),
         Err(failure) => failure.to_string(),
     };
-    tracing::warn!(task, %id, failure, "failed after its transaction was committed: the task is done");
+    tracing::warn!(task, %id, failure, "its transaction is committed, so it is done: what its handler says does not count");
 }
 
 fn classify(

@@ -7,7 +7,7 @@ mod relayed;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::options::BasicGetOptions;
 use lapin::{BasicProperties, Channel, ConnectionProperties};
 use serde::{Deserialize, Serialize};
 use sqlx::{Executor, PgPool};
@@ -151,9 +151,8 @@ struct Taken {
 }
 
 async fn get(channel: &Channel, queue: &str) -> Option<Taken> {
-    let options = BasicGetOptions { no_ack: false };
+    let options = BasicGetOptions { no_ack: true };
     let got = channel.basic_get(queue.into(), options).await.unwrap()?;
-    got.ack(BasicAckOptions::default()).await.unwrap();
     let (properties, payload) = (got.properties.clone(), got.data.clone());
     let message = Message::from_wire(&properties, payload, "bulk", SystemTime::now());
     Some(Taken {

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+#[cfg(feature = "management")]
+use tokio::time::sleep;
 
 use super::apply::error as refusal_error;
 use super::command::Command;
@@ -16,6 +18,11 @@ use crate::topology::plan::Binding;
 
 /// How long all commands of one call may take.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long the management API may take to count a new queue; by default it counts every five seconds.
+#[cfg(feature = "management")]
+const COUNT_LIMIT: Duration = Duration::from_secs(30);
+#[cfg(feature = "management")]
+const COUNT_AGAIN: Duration = Duration::from_millis(200);
 
 /// What the broker says of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +125,7 @@ pub(crate) async fn delete_queue(
 }
 
 /// How many messages of a queue consumers hold unacknowledged, as of some seconds ago. `None`: the broker has not counted
-/// them yet.
+/// them for [`COUNT_LIMIT`].
 #[cfg(feature = "management")]
 pub(crate) async fn unacknowledged(
     connection: &Connection,
@@ -127,12 +134,18 @@ pub(crate) async fn unacknowledged(
 ) -> Result<Option<u64>, Error> {
     let virtual_host = connection.address().virtual_host();
     let columns = "name,messages_unacknowledged";
-    let queues = management.list("queues", virtual_host, columns).await?;
-    let found = queues.iter().find(|it| it["name"] == queue);
-    Ok(match found {
-        Some(queue) => queue["messages_unacknowledged"].as_u64(),
-        None => Some(0),
-    })
+    let deadline = Instant::now() + COUNT_LIMIT;
+    loop {
+        let queues = management.list("queues", virtual_host, columns).await?;
+        let Some(found) = queues.iter().find(|it| it["name"] == queue) else {
+            return Ok(Some(0));
+        };
+        let held = found["messages_unacknowledged"].as_u64();
+        if held.is_some() || Instant::now() >= deadline {
+            return Ok(held);
+        }
+        sleep(COUNT_AGAIN).await;
+    }
 }
 
 /// Runs commands. Something that is missing already is no error.

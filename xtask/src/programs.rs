@@ -2,6 +2,9 @@
 //!
 //! `cargo test` runs one program after another, so at the end of each the slowest test keeps all
 //! cores waiting. Here a second program runs beside it.
+//!
+//! A few tests that failed run once more, by themselves, when nothing else runs. One that passes then
+//! is flaky: it does not fail the run, and is named at its end, because it is to be mended.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -16,11 +19,20 @@ use crate::cargo::{cargo, output};
 
 const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
 
+/// Where more tests than this failed, none of them is run again: they did not fail by chance.
+const FLAKY_LIMIT: usize = 5;
+
 /// A program of tests, with how many of them are to run.
 pub(crate) struct Program {
     name: String,
     command: Command,
     tests: usize,
+}
+
+/// A program that failed, with the tests that did, if it named them.
+struct Failed {
+    program: Program,
+    tests: Vec<String>,
 }
 
 impl Program {
@@ -111,7 +123,7 @@ fn count(executable: &Path, package: &Path, name: Option<&str>) -> Result<usize>
 
 /// Runs programs, two at a time, each with the same variables in its environment. All run, also
 /// after one has failed.
-pub(crate) async fn run(programs: Vec<Program>, variables: &[(&str, &str)]) -> Result<()> {
+pub(crate) async fn run(programs: Vec<Program>, variables: &[(&str, &str)]) -> Result<Outcome> {
     let queue = Mutex::new(VecDeque::from(programs));
     let next = || {
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,23 +133,66 @@ pub(crate) async fn run(programs: Vec<Program>, variables: &[(&str, &str)]) -> R
         let mut failed = Vec::new();
         while let Some(mut program) = next() {
             program.command.envs(variables.iter().copied());
-            if !run_one(&program.name, program.command).await? {
-                failed.push(program.name);
+            let (passed, printed) = run_one(&program.name, again(&program.command)).await?;
+            if !passed {
+                let tests = failed_tests(&printed);
+                failed.push(Failed { program, tests });
             }
         }
         anyhow::Ok(failed)
     };
-    let (failed, others) = tokio::try_join!(one_after_another(), one_after_another())?;
-    let failed = [failed, others].concat();
+    let (mut failed, others) = tokio::try_join!(one_after_another(), one_after_another())?;
+    failed.extend(others);
+    Ok(Outcome { failed })
+}
+
+/// What is left of a run of programs: those that failed.
+pub(crate) struct Outcome {
+    failed: Vec<Failed>,
+}
+
+impl Outcome {
+    /// Runs the tests that failed once more, one at a time, and fails if one of them does. To be called
+    /// when nothing else runs.
+    pub(crate) async fn or_flaky(self) -> Result<()> {
+        let count: usize = self.failed.iter().map(|failed| failed.tests.len()).sum();
+        let mut failed = Vec::new();
+        let mut flaky = Vec::new();
+        for Failed { program, tests } in self.failed {
+            let may_be_flaky = !tests.is_empty() && count <= FLAKY_LIMIT;
+            if may_be_flaky
+                && run_one(&program.name, alone(&program.command, &tests))
+                    .await?
+                    .0
+            {
+                flaky.extend(tests);
+            } else {
+                failed.push(program.name);
+            }
+        }
+        for test in flaky {
+            println!("── FLAKY, to be mended: {test} failed beside others, and passed by itself");
+        }
+        passed(&failed)
+    }
+
+    /// Fails if a program failed.
+    pub(crate) fn without_flaky(self) -> Result<()> {
+        let failed = self.failed.into_iter().map(|it| it.program.name);
+        passed(&failed.collect::<Vec<_>>())
+    }
+}
+
+fn passed(failed: &[String]) -> Result<()> {
     if !failed.is_empty() {
         bail!("tests failed in {}", failed.join(", "));
     }
     Ok(())
 }
 
-/// Whether all tests of a program passed. Each is told as it ends, the rest of what the program
-/// prints in one piece, so that no other program's lines are between them.
-async fn run_one(name: &str, command: Command) -> Result<bool> {
+/// Whether all tests of a program passed, and what it printed. Each test is told as it ends, the rest
+/// in one piece, so that no other program's lines are between them.
+async fn run_one(name: &str, command: Command) -> Result<(bool, String)> {
     let begin = Instant::now();
     let (status, rest) = output(command, is_one_test).await?;
     println!(
@@ -145,7 +200,36 @@ async fn run_one(name: &str, command: Command) -> Result<bool> {
         begin.elapsed().as_secs_f64(),
         rest.trim()
     );
-    Ok(status.success())
+    Ok((status.success(), rest))
+}
+
+/// The same command once more.
+fn again(command: &Command) -> Command {
+    let mut again = Command::new(command.get_program());
+    again.args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        again.current_dir(folder);
+    }
+    let variables = command.get_envs();
+    again.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+    again
+}
+
+/// A program of tests with only these, one at a time.
+fn alone(command: &Command, tests: &[String]) -> Command {
+    let mut alone = again(command);
+    alone.arg("--exact").args(tests);
+    alone.env("RUST_TEST_THREADS", "1");
+    alone
+}
+
+/// The tests that a program names at its end, behind the last line that says `failures:`.
+fn failed_tests(printed: &str) -> Vec<String> {
+    let Some((_, names)) = printed.rsplit_once("\nfailures:\n") else {
+        return Vec::new();
+    };
+    let names = names.lines().take_while(|line| line.starts_with("    "));
+    names.map(|name| name.trim().to_owned()).collect()
 }
 
 fn is_one_test(line: &str) -> bool {
@@ -173,7 +257,8 @@ mod tests {
             "touch \"$FOLDER/last\"",
         ];
         let variables = [("FOLDER", folder.to_str().unwrap())];
-        let failed = run(scripts.map(shell).into(), &variables).await;
+        let outcome = run(scripts.map(shell).into(), &variables).await.unwrap();
+        let failed = outcome.or_flaky().await;
         let ran = ["second", "last"].map(|file| folder.join(file).exists());
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(ran, [true, true]);
@@ -189,6 +274,39 @@ mod tests {
         let (status, rest) = output(command, is_one_test).await.unwrap();
         assert!(status.success());
         assert_eq!(rest, "running 1 test\n\ntest result: ok. 1 passed\n");
+    }
+
+    /// Fails with these names the first time, and succeeds after that if it is told to.
+    async fn failing(names: &str, then: &str) -> Result<()> {
+        let file = std::env::temp_dir().join(format!("tierline-{}-{then}", std::process::id()));
+        let script = format!(
+            "if [ -e '{0}' ]; then rm '{0}'; {then}; fi; touch '{0}'; printf '\nfailures:\n{names}\n'; exit 1",
+            file.display()
+        );
+        let outcome = run(vec![shell(&script)], &[]).await.unwrap();
+        let ended = outcome.or_flaky().await;
+        let _ = std::fs::remove_file(file);
+        ended
+    }
+
+    #[tokio::test]
+    async fn a_test_that_passes_by_itself_is_flaky() {
+        failing("    a::b\\n    a::c\\n", "exit 0").await.unwrap();
+        failing("    a::b\\n", "exit 3").await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_failure_without_a_name_and_one_of_many_tests_stay() {
+        failing("", "exit 00").await.unwrap_err();
+        let many = "    a::b\\n".repeat(FLAKY_LIMIT + 1);
+        failing(&many, "exit 000").await.unwrap_err();
+    }
+
+    #[test]
+    fn the_tests_that_failed_are_those_behind_the_last_heading() {
+        let printed = "x\n\nfailures:\n\n---- a::b stdout ----\nno\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED\n";
+        assert_eq!(failed_tests(printed), ["a::b", "c"]);
+        assert!(failed_tests("killed\n").is_empty());
     }
 
     #[test]

@@ -41,9 +41,9 @@ pub(crate) async fn run(name: Option<&str>) -> Result<()> {
     ];
     let begin = Instant::now();
     let tests = async {
-        let passed = programs::run(programs, &variables).await;
+        let outcome = programs::run(programs, &variables).await;
         eprintln!("── tests: {:.1} s", begin.elapsed().as_secs_f64());
-        passed
+        outcome
     };
     // One of cargo's commands at a time: they would wait for each other.
     let with_cargo = async {
@@ -55,7 +55,11 @@ pub(crate) async fn run(name: Option<&str>) -> Result<()> {
         (documentation, checked)
     };
     // Tests wait for servers: meanwhile the compiler checks.
-    let (passed, (documentation, checked)) = tokio::join!(tests, with_cargo);
+    let (ended, (documentation, checked)) = tokio::join!(tests, with_cargo);
+    let passed = match ended {
+        Ok(outcome) => outcome.or_flaky().await,
+        Err(error) => Err(error),
+    };
     let failed: Vec<String> = [passed, documentation, checked]
         .into_iter()
         .filter_map(|result| Some(format!("{:#}", result.err()?)))
@@ -70,7 +74,8 @@ async fn documentation_tests(name: Option<&str>, variables: &[(&str, &str)]) -> 
     let mut command = cargo(&["test", "--doc", "--workspace", "--all-features"])?;
     command.args(name);
     let program = Program::uncounted("documentation tests", command);
-    programs::run(vec![program], variables).await
+    let outcome = programs::run(vec![program], variables).await?;
+    outcome.without_flaky()
 }
 
 /// Builds the tests whose name contains `name`.

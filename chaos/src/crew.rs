@@ -173,7 +173,7 @@ async fn keep(
             };
             match order {
                 Some(Order::Pause(length)) => {
-                    process.pause()?;
+                    process.pause().await?;
                     paused_until = Some(Instant::now() + length);
                 }
                 Some(Order::Kill) => {

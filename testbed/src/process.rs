@@ -16,6 +16,9 @@ use crate::guard::{self, End};
 /// the machine worse than it was.
 const DROP_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long the threads of a process may take to stop.
+const FREEZE_LIMIT: Duration = Duration::from_secs(10);
+
 /// A running server. Dropped, it is killed.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -63,6 +66,21 @@ impl Process {
             .context("a process id of zero")?;
         kill_process_group(group, signal)
             .with_context(|| format!("could not send {signal:?} to {}", self.name))
+    }
+
+    /// Freezes the server and all processes of its group (`SIGSTOP`). When this returns, none of their threads runs: on
+    /// a loaded machine some go on for a while after the signal was sent.
+    pub(crate) async fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let group = self.child.id();
+        let started = Instant::now();
+        while !is_frozen(group) {
+            if started.elapsed() > FREEZE_LIMIT {
+                bail!("{} did not stop within {FREEZE_LIMIT:?}", self.name);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
     }
 
     /// The processes that the server has started itself.
@@ -123,12 +141,50 @@ impl Drop for Process {
 
 /// Whether a process has not ended. One that nobody has waited for yet has.
 pub(crate) fn is_running(process: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    let state = status.ok().and_then(|status| {
-        let (_, after_name) = status.rsplit_once(") ")?;
-        after_name.chars().next()
+    let stat = PathBuf::from(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    read_stat(&stat).is_some_and(|stat| !stat.has_ended())
+}
+
+/// Whether all threads of all processes of a group are stopped.
+fn is_frozen(group: u32) -> bool {
+    let processes = folders(Path::new("/proc"));
+    let of_group = processes.filter(|process| {
+        let stat = read_stat(&process.join("stat"));
+        stat.is_some_and(|stat| stat.group == group)
     });
-    !matches!(state, None | Some('Z' | 'X'))
+    let mut threads = of_group.flat_map(|process| folders(&process.join("task")));
+    threads.all(|thread| {
+        let stat = read_stat(&thread.join("stat"));
+        stat.is_none_or(|stat| stat.state == 'T' || stat.has_ended())
+    })
+}
+
+fn folders(path: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+/// What Linux says of a process or a thread.
+struct Stat {
+    state: char,
+    group: u32,
+}
+
+impl Stat {
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+fn read_stat(path: &Path) -> Option<Stat> {
+    let stat = std::fs::read_to_string(path).ok()?;
+    // The name of the program comes before, in brackets, and may have spaces.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        group: fields.nth(1)?.parse().ok()?,
+    })
 }
 
 /// A command that shares this process' terminal and ends with it: when the value is dropped, or
@@ -176,8 +232,8 @@ impl Foreground {
     }
 
     /// Freezes it (`SIGSTOP`).
-    pub fn pause(&self) -> Result<()> {
-        self.0.signal(Signal::STOP)
+    pub async fn pause(&self) -> Result<()> {
+        self.0.freeze().await
     }
 
     /// Lets it go on (`SIGCONT`).

@@ -164,7 +164,7 @@ impl Postgres {
             return Ok(());
         };
         // Frozen, it starts no more processes. Those that it has are not in its process group.
-        running.signal(Signal::STOP)?;
+        running.freeze().await?;
         let children = running.children()?;
         running.signal(Signal::KILL)?;
         for child in &children {

@@ -247,9 +247,13 @@ impl Node {
         self.write_files(Some(member))
     }
 
-    /// Freezes the node (`SIGSTOP`): its connections stay open and nothing answers.
+    /// Freezes the node (`SIGSTOP`): its connections stay open and nothing answers, from when this returns.
     pub async fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP).await
+        let process = self.process.lock().await;
+        let running = process.as_ref();
+        let running =
+            running.with_context(|| format!("RabbitMQ node {} is not running", self.name))?;
+        running.freeze().await
     }
 
     /// Lets a frozen node go on (`SIGCONT`).

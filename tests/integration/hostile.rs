@@ -32,7 +32,7 @@ const MAP: &str = r#"
     retried = "normal"
     refused = "normal"
 "#;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The largest frame that the broker takes; all but 8 bytes of it may be a content header.
 const FRAME_MAX: usize = 131_072;

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A server in a process of its own.
 struct Serving {

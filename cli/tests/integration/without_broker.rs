@@ -41,7 +41,7 @@ concurrency = 1
 "#;
 
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[derive(Serialize, Deserialize)]
 struct Ship {

@@ -10,7 +10,7 @@ use tierline_testbed::{Vhost, vhost};
 use super::{Ship, connect};
 
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[tokio::test]
 async fn an_app_that_is_closed_ends_what_is_under_way_and_refuses_what_follows() {

@@ -49,9 +49,16 @@ ALTER TABLE tierline.scheduled DROP CONSTRAINT scheduled_pkey, ADD CONSTRAINT sc
 --
 -- Each entry has a subtransaction, so that a key that is busy neither fails nor holds up the others, and leaves the
 -- caller's transaction as it was. Keys are taken in one order, and no lock is waited for as long as a deadlock lasts.
--- A duplicate leaves no lock behind.
+-- A duplicate leaves no lock of its key behind.
+--
+-- A task whose key is held until it is started is to see what the caller's transaction writes. So if it waits, its row is
+-- locked until that transaction ends: no worker claims a locked row.
 CREATE FUNCTION tierline.publish_keyed(
     of_app text, of_tier text,
+    -- The number of the tier, for a snapshot that is older than the tier.
+    of_number integer,
+    -- Whether the caller's transaction goes on after this.
+    is_within bool,
     ids uuid[], ranks smallint[], tasks text[], names text[], all_properties bytea[], payloads bytea[], delays float8[],
     kinds text[], keys text[], task_ids text[], all_holds text[], times float8[], digests bytea[], may_replace bool[],
     -- The tiers that keep finished tasks.
@@ -64,9 +71,10 @@ SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    of_backlog integer := (SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = of_tier);
+    of_backlog integer := coalesce((SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = of_tier), of_number);
     began timestamptz := clock_timestamp();
     is_locked bool;
+    is_row_locked bool;
     new record;
     held record;
 BEGIN
@@ -81,6 +89,7 @@ BEGIN
         other_id := NULL;
         other_tier := NULL;
         is_locked := false;
+        is_row_locked := false;
         BEGIN
             WHILE outcome IS NULL LOOP
                 SELECT row_id, task_id, tier, digest, replaced_id, expires_at > clock_timestamp()
@@ -109,6 +118,16 @@ BEGIN
                     outcome := CASE WHEN held.replaced_id IS NULL THEN 'inserted' ELSE 'replaced' END;
                     other_id := held.replaced_id;
                 ELSIF held.is_held AND NOT (new.replaces AND held.waits) THEN
+                    IF is_within AND new.holds = 'started' AND held.waits THEN
+                        PERFORM FROM tierline.ready WHERE id = held.row_id FOR KEY SHARE;
+                        is_row_locked := FOUND;
+                        IF NOT is_row_locked THEN
+                            PERFORM FROM tierline.scheduled WHERE id = held.row_id FOR KEY SHARE;
+                            is_row_locked := FOUND;
+                        END IF;
+                        -- It has moved since: look again.
+                        CONTINUE WHEN NOT is_row_locked;
+                    END IF;
                     outcome := CASE WHEN new.digest <> held.digest THEN 'mismatch' ELSE 'duplicate' END;
                     other_id := held.task_id;
                     other_tier := held.tier;
@@ -156,7 +175,13 @@ BEGIN
                     ON CONFLICT (id) DO NOTHING;
                 END IF;
             END IF;
+            IF is_locked AND outcome IN ('duplicate', 'mismatch') AND NOT is_row_locked THEN
+                -- Undoes the subtransaction, and with it the lock of the key.
+                RAISE SQLSTATE 'TL001';
+            END IF;
         EXCEPTION
+            WHEN SQLSTATE 'TL001' THEN
+                NULL;
             WHEN lock_not_available OR deadlock_detected THEN
                 outcome := 'busy';
                 other_id := NULL;

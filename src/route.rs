@@ -59,6 +59,12 @@ pub(crate) enum RouteRequest<'a> {
         expect(dead_code, reason = "rows are in Postgres")
     )]
     RetryRow { tier: &'a str, priority: u8 },
+    /// A row that a rule or an operator has moved to `tier` is sent there, whatever the map says of its task.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "rows are in Postgres")
+    )]
+    Moved { tier: &'a str, priority: u8 },
     /// An operator redrives a dead letter of `tier`.
     #[cfg_attr(
         not(feature = "postgres"),
@@ -94,6 +100,7 @@ pub(crate) fn destination(
     };
     let mapped = topology.task(task);
     let tier = match (mapped, request) {
+        (_, RouteRequest::Moved { tier, .. }) => tier,
         (Some(mapped), _) => mapped.tier.as_str(),
         (None, RouteRequest::Retry { tier, .. } | RouteRequest::RetryRow { tier, .. }) => tier,
         (None, RouteRequest::Publish { .. } | RouteRequest::Redrive { .. }) => {
@@ -210,6 +217,10 @@ fn priority(
             priority,
         }
         | RouteRequest::RetryRow {
+            tier: from,
+            priority,
+        }
+        | RouteRequest::Moved {
             tier: from,
             priority,
         }

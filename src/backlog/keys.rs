@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use sqlx::Row;
+use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::claim::seconds;
@@ -18,6 +19,9 @@ use crate::task::KeyClaim;
 /// No attempt to take a busy key begins later than this before the deadline. One that is cut off leaves unknown whether the
 /// task is stored, and breaks a transaction of the caller.
 pub(crate) const KEY_ATTEMPT: Duration = Duration::from_millis(250);
+
+/// The pause before another look at a key that somebody has locked for a moment.
+const LOCKED_PAUSE: Duration = Duration::from_millis(20);
 
 /// The key of a row that is to be inserted.
 #[derive(Debug, Clone)]
@@ -81,10 +85,12 @@ impl RowKey {
 /// in one of its own. Returns what became of each, in order. Each row is decided by itself: a key that is busy neither
 /// fails nor holds up the others, and does not abort the transaction.
 ///
-/// The tier has a number ([`add_backlogs`](super::add_backlogs)). `keeping` are the tiers that keep finished tasks.
+/// The tier has a number ([`add_backlogs`](super::add_backlogs)); `within` is that number where the caller's transaction
+/// goes on after this. `keeping` are the tiers that keep finished tasks.
 pub(super) async fn insert_keyed(
     connection: &mut PgConnection<'_>,
     (app, tier): (&str, &str),
+    within: Option<i32>,
     keeping: &[&str],
     keyed: &[(&NewRow, &RowKey)],
 ) -> Result<KeyedAnswer, sqlx::Error> {
@@ -95,12 +101,14 @@ pub(super) async fn insert_keyed(
         rows.iter().map(|(row, key)| of(row, key)).collect()
     }
     let answers = sqlx::query(
-        "SELECT entry, outcome, other_id, other_tier, txid_current_if_assigned() AS transaction FROM tierline.publish_keyed($1, $2, $3::uuid[], $4::smallint[], \
-             $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[], $10::text[], $11::text[], $12::text[], \
-             $13::text[], $14::float8[], $15::bytea[], $16::bool[], $17::text[])",
+        "SELECT entry, outcome, other_id, other_tier, txid_current_if_assigned() AS transaction \
+         FROM tierline.publish_keyed($1, $2, $3, $3 IS NOT NULL, $4::uuid[], $5::smallint[], $6::text[], $7::text[], \
+             $8::bytea[], $9::bytea[], $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], \
+             $15::float8[], $16::bytea[], $17::bool[], $18::text[])",
     )
     .bind(app)
     .bind(tier)
+    .bind(within)
     .bind(column(keyed, |row, _| row.id))
     .bind(column(keyed, |row, _| row.rank))
     .bind(column(keyed, |row, _| row.task.as_str()))
@@ -151,21 +159,36 @@ pub(super) async fn insert_keyed(
     })
 }
 
-/// Holds the keys of these rows until their maximum, whatever becomes of the rows: they are about to leave Postgres. A key
-/// that another transaction is taking is left to it, because it was free.
+/// Holds the keys of these rows until their maximum, whatever becomes of the rows: they are about to leave Postgres. A
+/// publish may have locked a key while it looks at it: this looks again, for as long as the caller waits.
 pub(crate) async fn hold_keys_to_the_end(
     connection: &mut PgConnection<'_>,
     rows: &[Uuid],
 ) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "UPDATE tierline.unique_keys SET holds = 'period' WHERE ctid = ANY(ARRAY( \
-             SELECT ctid FROM tierline.unique_keys WHERE row_id = ANY($1) AND holds <> 'period' \
-             FOR UPDATE SKIP LOCKED))",
+    while !hold_unlocked_keys(connection, rows).await? {
+        sleep(LOCKED_PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Returns whether all are held now. Waiting for the lock could take as long as a transaction of a caller.
+async fn hold_unlocked_keys(
+    connection: &mut PgConnection<'_>,
+    rows: &[Uuid],
+) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "WITH held AS ( \
+             UPDATE tierline.unique_keys SET holds = 'period' WHERE ctid = ANY(ARRAY( \
+                 SELECT ctid FROM tierline.unique_keys WHERE row_id = ANY($1) AND holds <> 'period' \
+                 FOR UPDATE SKIP LOCKED)) \
+             RETURNING row_id \
+         ) SELECT NOT EXISTS (SELECT FROM tierline.unique_keys \
+             WHERE row_id = ANY($1) AND holds <> 'period' AND expires_at > clock_timestamp() \
+                 AND row_id NOT IN (SELECT row_id FROM held))",
     )
     .bind(rows)
-    .execute(connection)
-    .await?;
-    Ok(())
+    .fetch_one(connection)
+    .await
 }
 
 /// Removes keys that nobody holds any more because their time is over, of all apps of the database, at most `most`. Returns

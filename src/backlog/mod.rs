@@ -42,9 +42,9 @@ pub(crate) use claim::{
 pub(crate) use count::count_rows;
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
-#[allow(unused_imports, reason = "the relay hands rows to the broker")]
-pub(crate) use keys::hold_keys_to_the_end;
-pub(crate) use keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, remove_expired_keys};
+pub(crate) use keys::{
+    Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, hold_keys_to_the_end, remove_expired_keys,
+};
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
@@ -77,6 +77,18 @@ pub(crate) async fn add_backlogs(
     .bind(tiers)
     .fetch_all(connection)
     .await
+}
+
+/// The number of a tier, which [`add_backlogs`] has given it.
+async fn backlog_number(
+    connection: &mut PgConnection<'_>,
+    (app, tier): (&str, &str),
+) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2")
+        .bind(app)
+        .bind(tier)
+        .fetch_one(connection)
+        .await
 }
 
 /// A connection for the statements of the backlog.

@@ -51,9 +51,10 @@ fn outgoing(
     received: &Received,
     message: &Message,
 ) -> Result<Option<Relayed>, Error> {
-    let request = RouteRequest::Retry {
-        tier: &message.tier,
-        priority: message.priority,
+    let (tier, priority) = (message.tier.as_str(), message.priority);
+    let request = match received.is_moved() {
+        true => RouteRequest::Moved { tier, priority },
+        false => RouteRequest::Retry { tier, priority },
     };
     let (topology, servers) = (&settings.topology, settings.publisher.servers());
     let route = route::destination(topology, servers, &message.task, request, Duration::ZERO)?;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -20,10 +20,11 @@ use super::message::{Relayed, relayed, unpublishable};
 use super::pace::Pace;
 use crate::Error;
 use crate::backlog::hold_keys_to_the_end;
+use crate::backoff::Backoff;
 use crate::error::PublishError;
 use crate::message::Received;
 use crate::observe::Event;
-use crate::postgres::DedicatedConnection;
+use crate::postgres::{Database, DedicatedConnection};
 use crate::publish::DEFAULT_DEADLINE;
 use crate::source::amqp::ConsumerSettings;
 use crate::source::postgres::{RowSettings, Rows};
@@ -41,7 +42,7 @@ const UNCONFIRMED_BYTES: usize = 16 << 20;
 const LIMIT_PER_MIB: Duration = Duration::from_secs(1);
 /// When a row is tried again that alone may be the reason why it was not stored.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// How long the statement that holds a key may take.
+/// How long it may take to hold keys.
 const KEY_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
@@ -50,22 +51,28 @@ pub(super) struct RelayedTier {
     consumer: Arc<ConsumerSettings>,
     name: String,
     rows: Box<Rows>,
+    database: Database,
     /// Holds the keys of rows that have one.
     keys: Arc<Mutex<DedicatedConnection>>,
     publishing: FuturesUnordered<BoxFuture<'static, Published>>,
     unconfirmed_bytes: usize,
     pace: Pace,
+    /// When to warn again of rows that go to another tier.
+    stray_warnings: Backoff,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
     is_draining: bool,
     timer: Pin<Box<Sleep>>,
 }
+
+/// Keys that are being held, for all rows that wait for it.
+type Holding = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
 
 /// A row whose publish has ended.
 struct Published {
     handle: Handle,
     received: Arc<Received>,
     is_own_tier: bool,
-    stored: Result<(), Error>,
+    stored: Result<(), Arc<Error>>,
 }
 
 impl RelayedTier {
@@ -80,10 +87,12 @@ impl RelayedTier {
             consumer,
             name: name.to_owned(),
             rows: Box::new(Rows::new(rows, "relay", 0, name, UNCONFIRMED + PREFETCHED)?),
+            database: rows.database().clone(),
             keys: Arc::new(Mutex::new(DedicatedConnection::to(rows.database()))),
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,
             pace: Pace::new(UNCONFIRMED),
+            stray_warnings: Backoff::new(),
             stopping: Box::pin(stopping.cancelled_owned()),
             is_draining: false,
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -139,8 +148,9 @@ impl RelayedTier {
             return false;
         }
         let mut has_sent = false;
+        let mut keyed = Vec::new();
         let window = window.min(self.publishing.len() + SENT_AT_ONCE);
-        while self.publishing.len() < window
+        while self.publishing.len() + keyed.len() < window
             && self.unconfirmed_bytes < UNCONFIRMED_BYTES
             && let Some(delivery) = self.rows.take()
         {
@@ -150,15 +160,40 @@ impl RelayedTier {
                     has_sent = true;
                     self.unconfirmed_bytes += received.payload().len();
                     let is_keyed = received.message().is_ok_and(|it| it.key.is_some());
-                    let row = self.rows.row_id(handle).filter(|_| is_keyed);
-                    let key = row.map(|row| (row, self.keys.clone()));
-                    let publishing = publish(self.consumer.clone(), handle, received, relayed, key);
-                    self.publishing.push(Box::pin(publishing));
+                    match self.rows.row_id(handle).filter(|_| is_keyed) {
+                        Some(row) => keyed.push((row, handle, received, relayed)),
+                        None => self.publish(handle, received, relayed, None),
+                    }
                 }
                 Err(next) => self.rows.settle(handle, next),
             }
         }
+        self.publish_keyed(keyed);
         has_sent
+    }
+
+    /// On the broker nobody knows when a task is done: its key is held until its maximum, before it is sent.
+    fn publish_keyed(&mut self, keyed: Vec<(Uuid, Handle, Arc<Received>, Relayed)>) {
+        if keyed.is_empty() {
+            return;
+        }
+        let rows = keyed.iter().map(|(row, ..)| *row).collect();
+        let holding = hold_keys(self.database.clone(), self.keys.clone(), rows);
+        let holding = holding.boxed().shared();
+        for (_, handle, received, relayed) in keyed {
+            self.publish(handle, received, relayed, Some(holding.clone()));
+        }
+    }
+
+    fn publish(
+        &mut self,
+        handle: Handle,
+        received: Arc<Received>,
+        relayed: Relayed,
+        holding: Option<Holding>,
+    ) {
+        let publishing = publish(self.consumer.clone(), handle, received, relayed, holding);
+        self.publishing.push(Box::pin(publishing));
     }
 
     fn settle(&mut self, published: Published) {
@@ -185,7 +220,7 @@ impl RelayedTier {
         let (tier, id) = (self.name.as_str(), &message.id);
         let is_warning = match is_own_tier {
             true => self.pace.refused(Instant::now()),
-            false => true,
+            false => self.stray_warnings.is_worth_a_warning(),
         };
         match is_warning {
             true => tracing::warn!(tier, %id, %error, "a row was not relayed, trying again"),
@@ -228,7 +263,7 @@ async fn publish(
     handle: Handle,
     received: Arc<Received>,
     relayed: Relayed,
-    key: Option<(Uuid, Arc<Mutex<DedicatedConnection>>)>,
+    holding: Option<Holding>,
 ) -> Published {
     let Relayed {
         outgoing,
@@ -236,19 +271,14 @@ async fn publish(
     } = relayed;
     let mebibytes = u32::try_from(received.payload().len() >> 20).unwrap_or(u32::MAX);
     let limit = DEFAULT_DEADLINE + LIMIT_PER_MIB.saturating_mul(mebibytes);
-    let publisher = &consumer.publisher;
-    let deadline = Instant::now() + limit;
     let stored = async {
-        // On the broker nobody knows when the task is done: its key is held until its maximum.
-        if let Some((row, keys)) = key {
-            let mut connection = keys.lock().await;
-            let holding = connection.within(KEY_LIMIT, "hold a key", async |connection| {
-                hold_keys_to_the_end(connection, &[row]).await
-            });
+        if let Some(holding) = holding {
             holding.await?;
         }
-        let forwarding = publisher.forward_unless_refused(outgoing, received.id(), deadline);
-        forwarding.await
+        let (id, deadline) = (received.id(), Instant::now() + limit);
+        let publisher = &consumer.publisher;
+        let forwarding = publisher.forward_unless_refused(outgoing, id, deadline);
+        forwarding.await.map_err(Arc::new)
     };
     let stored = stored.await;
     Published {
@@ -257,6 +287,23 @@ async fn publish(
         is_own_tier,
         stored,
     }
+}
+
+/// Holds the keys of some rows, in one statement.
+async fn hold_keys(
+    database: Database,
+    keys: Arc<Mutex<DedicatedConnection>>,
+    rows: Vec<Uuid>,
+) -> Result<(), Arc<Error>> {
+    const TRIED: &str = "hold the keys of tasks that are relayed";
+    let Ok(mut connection) = timeout(KEY_LIMIT, keys.lock()).await else {
+        let silent = format!("others took more than {KEY_LIMIT:?}");
+        return Err(Arc::new(database.interrupted(TRIED, silent.into())));
+    };
+    let holding = connection.within(KEY_LIMIT, TRIED, async |connection| {
+        hold_keys_to_the_end(connection, &rows).await
+    });
+    holding.await.map_err(Arc::new)
 }
 
 /// Why a row was not stored.
@@ -280,6 +327,8 @@ fn trouble(error: &Error) -> Trouble {
         )
         | Error::Closed { .. } => Trouble::Tier,
         Error::Publish(PublishError::Unconfirmed { .. }) => Trouble::Unknown,
+        // The key could not be held.
+        Error::Database(_) => Trouble::Unknown,
         error if error.is_transient() => Trouble::Unknown,
         _ => Trouble::Row,
     }

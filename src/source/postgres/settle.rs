@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::RowSettings;
 use crate::Error;
-use crate::backlog::{Later, RunKey, rank};
+use crate::backlog::{Later, RunKey, hold_keys_to_the_end, rank};
 use crate::dead::{Entry, insert_entries};
 use crate::error::DatabaseError;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received, properties};
@@ -147,9 +147,18 @@ impl RowSettings {
     /// Publishes the next attempt of a task whose tier has moved to the broker.
     pub(super) async fn forward(
         &self,
+        run: RunKey,
         outgoing: Outgoing,
         received: &Received,
     ) -> Result<(), Error> {
+        if received.message().is_ok_and(|it| it.key.is_some()) {
+            // On the broker nobody knows when the task is done.
+            let mut connection = DedicatedConnection::to(self.database());
+            let holding = connection.within(LIMIT, "hold the key of a task", async |connection| {
+                hold_keys_to_the_end(connection, &[run.id]).await
+            });
+            holding.await?;
+        }
         let deadline = Instant::now() + LIMIT;
         let publisher = &self.consumer.publisher;
         publisher.forward(outgoing, received.id(), deadline).await

@@ -173,3 +173,33 @@ impl Servers {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_that_leaves_for_the_broker_keeps_its_key() {
+    let servers = Servers::new().await;
+    let shipped = Shipped::default();
+    let publisher = servers.publisher(POSTGRES, &shipped).await;
+    let ship = |order| publisher.app.publish(Ship { order }).unique("the order");
+    let first = ship(1_000_000).await.unwrap();
+    let mut registry = Registry::new();
+    let fails = |_: Ship| async { Err::<(), _>(TaskError::from("not yet")) };
+    // The longest delay that is not a row.
+    let options = TaskOptions::new().retries(1).backoff("20m");
+    registry.register_with::<Ship, _>(fails, options).unwrap();
+    registry.register::<Count, _>(|_: Count| async {}).unwrap();
+    let heard = Heard::default();
+    let app = Tierline::builder(map(FROM_POSTGRES))
+        .amqp(servers.vhost.amqp_url())
+        .postgres(servers.database.url())
+        .registry(registry)
+        .observe(heard.ear())
+        .connect()
+        .await
+        .unwrap();
+    let retried = heard.until("retried", 1);
+    app.work(["all"]).until(retried).await.unwrap();
+    let second = ship(2).await.unwrap();
+    assert!(second.is_duplicate && second.id == first.id, "{second:?}");
+    app.close().await;
+    publisher.end().await;
+}

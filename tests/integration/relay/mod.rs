@@ -1,6 +1,7 @@
 //! The relay, on a real broker and a real database.
 
 mod long_delays;
+mod moved;
 mod refused;
 mod relayed;
 

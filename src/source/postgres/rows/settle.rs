@@ -89,7 +89,7 @@ impl Rows {
         let sender = self.sender.clone();
         tokio::spawn(async move {
             let stored = match is_ours.await {
-                Ok(true) => match settings.forward(outgoing, &received).await {
+                Ok(true) => match settings.forward(run, outgoing, &received).await {
                     Ok(()) => Forwarded::Yes,
                     Err(error) => Forwarded::No(error),
                 },

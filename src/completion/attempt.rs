@@ -148,6 +148,17 @@ impl OpenAttempt {
         if attempt.state().is_over {
             return Err(TransactionError::AttemptOver { task: task() }.into());
         }
+        let problem = match self.transaction.depth() {
+            1 => None,
+            0 => Some(
+                "the begin of a transaction within it was dropped or failed, which rolled everything back",
+            ),
+            _ => Some("a transaction within it is open"),
+        };
+        if let Some(problem) = problem {
+            let task = task();
+            return Err(TransactionError::Unbalanced { task, problem }.into());
+        }
         let (app, row) = (&attempt.completions.app, attempt.row.as_ref());
         let database = attempt.completions.connections.database();
         let tried = format!("complete task `{}`", attempt.task());

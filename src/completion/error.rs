@@ -46,6 +46,20 @@ pub enum TransactionError {
         task: Box<str>,
     },
 
+    /// A transaction within it (a savepoint) was begun and neither committed nor rolled back, or its begin was dropped
+    /// before the database answered: sqlx then rolls the outer one back. Nothing was committed, but for statements after such
+    /// a begin.
+    #[error(
+        "cannot commit the transaction of task `{task}`: {problem}; end each transaction within it, and drop none of them \
+         while it begins"
+    )]
+    Unbalanced {
+        /// The task's name.
+        task: Box<str>,
+        /// What is wrong.
+        problem: &'static str,
+    },
+
     /// The attempt has ended: its handler has returned, or was given up. Nothing was committed.
     #[error(
         "cannot use a transaction of task `{task}`: its attempt is over, and nothing was committed; commit before the \
@@ -97,7 +111,9 @@ impl TransactionError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             TransactionError::NoDatabase { .. } => ErrorKind::Configuration,
-            TransactionError::NoIdentity { .. } => ErrorKind::Invalid,
+            TransactionError::NoIdentity { .. } | TransactionError::Unbalanced { .. } => {
+                ErrorKind::Invalid
+            }
             TransactionError::StillOpen { .. }
             | TransactionError::AlreadyCommitted { .. }
             | TransactionError::AttemptOver { .. }

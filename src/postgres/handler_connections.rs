@@ -208,7 +208,11 @@ impl HandlerConnections {
 
     async fn roll_back(&self, connection: &mut sqlx::PgConnection) -> Result<(), sqlx::Error> {
         self.forget_statements(connection).await?;
-        PgTransactionManager::rollback(connection).await
+        // A handler may have left savepoints.
+        while PgTransactionManager::get_transaction_depth(connection) > 0 {
+            PgTransactionManager::rollback(connection).await?;
+        }
+        Ok(())
     }
 }
 
@@ -254,6 +258,12 @@ enum State {
 }
 
 impl HandlerTransaction {
+    /// How many transactions are open, with those within it, which are savepoints. sqlx rolls everything back where the
+    /// begin of one was dropped: then it is 0.
+    pub(crate) fn depth(&self) -> usize {
+        PgTransactionManager::get_transaction_depth(&self.connection)
+    }
+
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         self.state = State::Ending;
         self.pool.forget_statements(&mut self.connection).await?;

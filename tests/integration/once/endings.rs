@@ -165,6 +165,33 @@ async fn an_attempt_has_one_transaction_at_a_time_and_none_after_its_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_within_that_did_not_end_lets_nothing_be_committed() {
+    for home in HOMES {
+        let bank = Bank::open(home).await;
+        let working = bank.work();
+        for (account, act) in (1..).zip([Act::LeaveOpen, Act::DropBegin]) {
+            let adding = add(account, &[act, Act::Commit]);
+            bank.app.publish(adding).await.unwrap();
+            bank.heard
+                .until("done account.add 2", account as usize)
+                .await;
+        }
+        working.end().await;
+        assert_eq!((bank.value(1).await, bank.value(2).await), (1, 1));
+        let errors = bank.teller.errors.lock().unwrap();
+        let are_told = errors.iter().all(|error| {
+            matches!(
+                error,
+                Error::Transaction(TransactionError::Unbalanced { .. })
+            )
+        });
+        assert!(are_told && errors.len() == 2, "{errors:?}");
+        drop(errors);
+        bank.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_the_database_refuses_leaves_nothing_and_is_retried() {
     for home in HOMES {
         let bank = Bank::open(home).await;

@@ -8,8 +8,9 @@ mod interrupted;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{Connection, PgPool};
 use tierline::{Context, Error, Outcome, Registry, Task, TaskOptions, Tierline, Topology};
 use tierline_testbed::{Database, Vhost, database, vhost};
 use tokio::sync::{Semaphore, oneshot};
@@ -70,6 +71,9 @@ enum Act {
     CommitTwice,
     OpenTwice,
     RollBackAndCommit,
+    /// Leaves a transaction within the first one open, or drops one while it begins.
+    LeaveOpen,
+    DropBegin,
     /// Publishes a task for the account 100 numbers further within the transaction.
     PublishAndFail,
     PublishAndCommit,
@@ -166,6 +170,9 @@ async fn act(add: &Add, cx: &Context, teller: &Teller) -> Result<Outcome, Error>
             let refused = cx.transaction().await.unwrap_err();
             teller.errors.lock().unwrap().push(refused);
         }
+        Act::LeaveOpen => std::mem::forget(transaction.begin().await.unwrap()),
+        // It is sent, and nobody waits for the answer, unless that came at once.
+        Act::DropBegin => while transaction.begin().now_or_never().is_some() {},
         Act::WaitAndCommit => teller.gate.acquire().await.unwrap().forget(),
         _ => {}
     }

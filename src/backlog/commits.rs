@@ -5,6 +5,7 @@
 //! part of what the transaction took. Workers look by themselves every second: a transaction that takes longer than
 //! the watcher waits, or one too many, is found by them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,11 +36,20 @@ pub(super) struct CommitWatcher {
 /// Rows of a tier that a transaction has inserted.
 #[derive(Debug)]
 struct Published {
-    transaction: i64,
-    tier: Arc<str>,
+    of: Inserted,
     due: Instant,
-    /// When to ask for it, and how long to wait after that.
+}
+
+/// The transaction and the tier.
+type Inserted = (i64, Arc<str>);
+
+/// When to look whether a transaction has committed.
+#[derive(Debug)]
+struct Watched {
+    /// When the first of its rows falls due.
+    due: Instant,
     look_at: Instant,
+    /// How long to wait after that.
     pause: Duration,
 }
 
@@ -59,14 +69,10 @@ impl CommitWatcher {
         if after >= NOTIFY_BELOW {
             return;
         }
-        let now = Instant::now();
         // Without room, workers find the rows by themselves.
         let _ = self.sender.try_send(Published {
-            transaction,
-            tier: tier.into(),
-            due: now + after,
-            look_at: now + FIRST_PAUSE,
-            pause: FIRST_PAUSE,
+            of: (transaction, tier.into()),
+            due: Instant::now() + after,
         });
     }
 }
@@ -76,12 +82,12 @@ async fn watch(
     app: Arc<str>,
     mut new: mpsc::Receiver<Published>,
 ) {
-    let mut open: Vec<Published> = Vec::new();
+    let mut open: HashMap<Inserted, Watched> = HashMap::new();
     loop {
-        let next_look = open.iter().map(|it| it.look_at).min();
+        let next_look = open.values().map(|it| it.look_at).min();
         tokio::select! {
             published = new.recv(), if open.len() < MOST => match published {
-                Some(published) => open.push(published),
+                Some(published) => add(&mut open, published),
                 None => return,
             },
             () = sleep_until(next_look.unwrap_or_else(Instant::now)), if next_look.is_some() => {
@@ -94,20 +100,34 @@ async fn watch(
     }
 }
 
+/// A transaction that publishes thousands of tasks is watched once for each tier.
+fn add(open: &mut HashMap<Inserted, Watched>, Published { of, due }: Published) {
+    let look_at = Instant::now() + FIRST_PAUSE;
+    let watched = open.entry(of).or_insert(Watched {
+        due,
+        look_at,
+        pause: FIRST_PAUSE,
+    });
+    watched.due = watched.due.min(due);
+    watched.look_at = watched.look_at.min(look_at);
+    watched.pause = FIRST_PAUSE;
+}
+
 /// Asks for the transactions whose time has come, and notifies workers of those that have committed.
 async fn look(
     connection: &mut DedicatedConnection,
     app: &str,
-    open: &mut Vec<Published>,
+    open: &mut HashMap<Inserted, Watched>,
 ) -> Result<(), Error> {
     let now = Instant::now();
-    let (asked, mut rest): (Vec<Published>, Vec<Published>) =
-        open.drain(..).partition(|it| it.look_at <= now);
-    let transactions: Vec<i64> = asked.iter().map(|it| it.transaction).collect();
-    let notices = asked.iter().map(|it| match now > it.due + LATE {
-        true => notice_of_older(app, &it.tier),
-        false => notice(app, &it.tier, it.due.saturating_duration_since(now)),
-    });
+    let asked: Vec<(Inserted, Watched)> = open.extract_if(|_, it| it.look_at <= now).collect();
+    let transactions: Vec<i64> = asked.iter().map(|((it, _), _)| *it).collect();
+    let notices = asked
+        .iter()
+        .map(|((_, tier), it)| match now > it.due + LATE {
+            true => notice_of_older(app, tier),
+            false => notice(app, tier, it.due.saturating_duration_since(now)),
+        });
     let notices: Vec<String> = notices.collect();
     let looking = connection.within(LIMIT, "notify workers", async |connection| {
         // Equal notices of one statement are one notification.
@@ -123,13 +143,12 @@ async fn look(
         .await
     });
     let is_open: Vec<bool> = looking.await?;
-    for (mut published, is_open) in asked.into_iter().zip(is_open) {
-        published.pause *= 2;
-        if is_open && published.pause <= LONGEST_PAUSE {
-            published.look_at = Instant::now() + published.pause;
-            rest.push(published);
+    for ((of, mut watched), is_open) in asked.into_iter().zip(is_open) {
+        watched.pause *= 2;
+        if is_open && watched.pause <= LONGEST_PAUSE {
+            watched.look_at = Instant::now() + watched.pause;
+            open.insert(of, watched);
         }
     }
-    *open = rest;
     Ok(())
 }

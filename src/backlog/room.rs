@@ -49,12 +49,32 @@ impl Room {
         Some(Ok(()))
     }
 
+    /// Whether so many rows may be inserted, all or none.
+    pub(super) async fn admit_all(
+        &self,
+        connection: &mut PgConnection<'_>,
+        of: (&str, &str),
+        rows: usize,
+    ) -> Result<Result<(), InsertFailure>, sqlx::Error> {
+        if rows == 1
+            && let Some(is_admitted) = self.admit()
+        {
+            return Ok(is_admitted);
+        }
+        let waiting = self.count(connection, of).await?;
+        let rows = i64::try_from(rows).unwrap_or(i64::MAX);
+        Ok(match waiting.saturating_add(rows) <= self.most {
+            true => Ok(()),
+            false => Err(InsertFailure::Full),
+        })
+    }
+
     /// Counts the rows of a tier that wait, up to the limit.
     pub(super) async fn count(
         &self,
         connection: &mut PgConnection<'_>,
         (app, tier): (&str, &str),
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<i64, sqlx::Error> {
         let count: i64 = sqlx::query_scalar(
             "SELECT count(*) FROM (SELECT FROM tierline.ready WHERE backlog = \
                 (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) LIMIT $3) AS waiting",
@@ -67,6 +87,6 @@ impl Room {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.allowance = (self.most - count).clamp(0, (self.most / LENGTH_PARTS).max(1));
         known.full_until = (known.allowance == 0).then(|| Instant::now() + COUNT_EVERY);
-        Ok(())
+        Ok(count)
     }
 }

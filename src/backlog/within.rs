@@ -1,5 +1,6 @@
 //! Inserts rows within a transaction of the caller.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
@@ -32,6 +33,7 @@ impl RowWriters {
     ) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let inserting = async {
             let mut connection = PgConnection::of_caller(connection, self.database.pool());
+            self.prepare_within(&mut connection, rows).await?;
             let mut inserted = Vec::with_capacity(rows.len());
             let mut rest = rows;
             while !rest.is_empty() {
@@ -43,12 +45,45 @@ impl RowWriters {
             Ok(inserted)
         };
         match timeout_at(deadline, inserting).await {
-            Ok(Err(InsertFailure::Lost(cause))) => Err(InsertFailure::NotSent(cause)),
             Ok(inserted) => inserted,
             Err(_) => {
-                let why = "the database did not answer in time";
-                Err(InsertFailure::NotSent(why.into()))
+                let why = "the database did not answer in time; roll the transaction back, which stores nothing";
+                Err(InsertFailure::Lost(why.into()))
             }
+        }
+    }
+
+    /// Sees to it that the database knows the tiers of these rows, and that they have room for all of them. If a tier were
+    /// found full later, a part of the rows would be in the caller's transaction.
+    async fn prepare_within(
+        &self,
+        connection: &mut PgConnection<'_>,
+        rows: &[NewRow],
+    ) -> Result<(), InsertFailure> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for row in rows {
+            *counts.entry(&row.tier).or_default() += 1;
+        }
+        for (name, count) in counts {
+            let Some(tier) = self.tiers.get(name) else {
+                return Err(InsertFailure::Refused("its tier is not in the map".into()));
+            };
+            let preparing = self.prepare(name, tier).await;
+            preparing.map_err(unsent_because)?;
+            if let Some(room) = &tier.room {
+                let admitting = room.admit_all(connection, (&self.app, name), count).await;
+                let is_admitted = admitting.map_err(|error| self.failed_within(error))?;
+                is_admitted?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A statement of the caller's transaction failed: nothing of the transaction is stored, whatever the error.
+    fn failed_within(&self, error: sqlx::Error) -> InsertFailure {
+        match failure(self.database.failed(TRIED, error)) {
+            InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
+            failure => failure,
         }
     }
 
@@ -58,7 +93,7 @@ impl RowWriters {
         batch: &[&NewRow],
         deadline: Instant,
     ) -> Result<Vec<KeyedInsert>, InsertFailure> {
-        let failed = |error| failure(self.database.failed(TRIED, error));
+        let failed = |error| self.failed_within(error);
         let Some(first) = batch.first() else {
             return Ok(Vec::new());
         };
@@ -66,28 +101,18 @@ impl RowWriters {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
         let preparing = self.prepare(&first.tier, tier).await;
-        preparing.map_err(unsent_because)?;
+        let number = Some(preparing.map_err(unsent_because)?);
         let of = (&*self.app, first.tier.as_str());
-        if let Some(room) = &tier.room {
-            for _ in batch {
-                let is_admitted = match room.admit() {
-                    Some(is_admitted) => is_admitted,
-                    None => {
-                        room.count(connection, of).await.map_err(failed)?;
-                        room.admit().unwrap_or(Err(InsertFailure::Full))
-                    }
-                };
-                is_admitted?;
-            }
-        }
         let keyed = with_keys(batch);
         let (inserted, transaction) = match keyed.is_empty() {
             true => {
-                let transaction = insert_rows(connection, of, batch).await.map_err(failed)?;
+                let transaction = insert_rows(connection, of, number, batch)
+                    .await
+                    .map_err(failed)?;
                 (vec![Ok(Inserted::New); batch.len()], Some(transaction))
             }
             false => self
-                .insert_keyed_within(connection, of, &keyed, deadline)
+                .insert_keyed_within(connection, of, number, &keyed, deadline)
                 .await
                 .map_err(failed)?,
         };
@@ -106,6 +131,7 @@ impl RowWriters {
         &self,
         connection: &mut PgConnection<'_>,
         of: (&str, &str),
+        number: Option<i32>,
         keyed: &[(&NewRow, &RowKey)],
         deadline: Instant,
     ) -> Result<(Vec<KeyedInsert>, Option<i64>), sqlx::Error> {
@@ -118,7 +144,7 @@ impl RowWriters {
                 .filter(|index| inserted[*index] == Err(KeyProblem::Busy))
                 .collect();
             let rows: Vec<_> = busy.iter().map(|index| keyed[*index]).collect();
-            let answer = insert_keyed(connection, of, &keeping, &rows).await?;
+            let answer = insert_keyed(connection, of, number, &keeping, &rows).await?;
             transaction = answer.transaction.or(transaction);
             for (index, became) in busy.into_iter().zip(answer.inserted) {
                 inserted[index] = became;

@@ -15,13 +15,13 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::add_backlogs;
 use super::commits::CommitWatcher;
 use super::insert::insert_rows;
 use super::keys::{Inserted, KeyProblem, KeyedInsert, RowKey, insert_keyed};
 use super::notify::{NOTIFY_BELOW, notice, notify};
 use super::room::Room;
 use super::row::NewRow;
+use super::{add_backlogs, backlog_number};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection};
@@ -75,8 +75,8 @@ pub(super) struct WrittenTier {
     pub(super) room: Option<Arc<Room>>,
     plain: OnceLock<RowWriter>,
     keyed: OnceLock<RowWriter>,
-    /// Set when the database is known to have the tier, for rows that the caller's own connection inserts.
-    is_prepared: OnceCell<()>,
+    /// The number of the tier, when the database is known to have it.
+    number: OnceCell<i32>,
 }
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl RowWriters {
                 room: tier.max_length.map(|most| Arc::new(Room::new(most))),
                 plain: OnceLock::new(),
                 keyed: OnceLock::new(),
-                is_prepared: OnceCell::new(),
+                number: OnceCell::new(),
             };
             (tier.name.clone(), written)
         });
@@ -155,7 +155,7 @@ impl RowWriters {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
         match timeout_at(deadline, self.prepare(&row.tier, tier)).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(_)) => {}
             Ok(Err(error)) => return Err(unsent_because(error)),
             Err(_) => return Err(unsent()),
         }
@@ -190,22 +190,36 @@ impl RowWriters {
         }
     }
 
-    /// Sees to it that the database knows a tier, on a connection of our own: in the caller's transaction, others that
-    /// publish to the tier for the first time would wait for its commit.
-    pub(super) async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<(), Error> {
-        let preparing = tier.is_prepared.get_or_try_init(async || {
-            // An app all of whose tiers are on the broker starts without its database.
-            if self.may_migrate {
-                self.database.migrate().await?;
+    /// Sees to it that the database knows a tier, and returns the tier's number.
+    ///
+    /// This is done on a connection of its own. In the caller's transaction, others that publish to the tier for the first
+    /// time would wait for its commit. And the pool may be the caller's: all its connections may have transactions that
+    /// wait for this.
+    pub(super) async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<i32, Error> {
+        let preparing = tier.number.get_or_try_init(async || {
+            let mut connection = DedicatedConnection::to(&self.database);
+            match self.add_tier(&mut connection, name).await {
+                // An app all of whose tiers are on the broker starts without its database.
+                Err(Error::Database(DatabaseError::NotMigrated { .. })) if self.may_migrate => {
+                    Database::migrate_on(&mut connection).await?;
+                    self.add_tier(&mut connection, name).await
+                }
+                added => added,
             }
-            let adding = async {
-                let mut connection = self.database.pool().acquire().await?;
-                add_backlogs(&mut connection, &self.app, &[name]).await
-            };
-            let added = self.database.within(LIMIT, "add a tier", adding).await;
-            added.map(drop)
         });
-        preparing.await.map(drop)
+        preparing.await.copied()
+    }
+
+    async fn add_tier(
+        &self,
+        connection: &mut DedicatedConnection,
+        name: &str,
+    ) -> Result<i32, Error> {
+        let adding = connection.within(LIMIT, "add a tier", async |connection| {
+            add_backlogs(connection, &self.app, &[name]).await?;
+            backlog_number(connection, (&self.app, name)).await
+        });
+        adding.await
     }
 
     fn open(&self, name: &str, tier: &WrittenTier) -> RowWriter {
@@ -339,11 +353,11 @@ impl WriterConnection {
                 }
                 match keyed.is_empty() {
                     true => {
-                        insert_rows(connection, of, &rows).await?;
+                        insert_rows(connection, of, None, &rows).await?;
                         Ok(vec![Ok(Inserted::New); rows.len()])
                     }
                     false => {
-                        let inserting = insert_keyed(connection, of, &keeping, &keyed);
+                        let inserting = insert_keyed(connection, of, None, &keeping, &keyed);
                         Ok(inserting.await?.inserted)
                     }
                 }
@@ -380,7 +394,7 @@ impl WriterConnection {
         let counting = self
             .connection
             .within(LIMIT, "count a tier's rows", async |connection| {
-                room.count(connection, of).await
+                room.count(connection, of).await.map(drop)
             });
         counting.await.map_err(unsent_because)?;
         room.admit().unwrap_or(Err(InsertFailure::Full))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sqlx::migrate::{MigrateError, Migration, MigrationType};
 use sqlx::{Executor, SqlSafeStr};
 
-use super::{Database, PgConnection, STATEMENT_LIMIT};
+use super::{Database, DedicatedConnection, PgConnection, STATEMENT_LIMIT};
 use crate::Error;
 
 /// The advisory lock of migrations. The number is ours alone: sqlx's own migrations use another one, so an
@@ -14,6 +14,7 @@ use crate::Error;
 const LOCK: i64 = 0x7469_6572_6c69_6e65;
 /// How long to wait for another process that migrates, and how long to migrate.
 const LIMIT: Duration = Duration::from_secs(120);
+const TRIED: &str = "migrate the schema tierline";
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
@@ -102,37 +103,18 @@ impl Database {
     /// # Errors
     /// [`DatabaseError::Unreachable`](crate::error::DatabaseError::Unreachable), [`DatabaseError::Failed`](crate::error::DatabaseError::Failed) and [`DatabaseError::Refused`](crate::error::DatabaseError::Refused).
     pub async fn migrate(&self) -> Result<Migrated, Error> {
-        let migrations = migrations();
-        self.within(LIMIT, "migrate the schema tierline", async {
+        let migrating = async {
             let mut connection = self.pool().acquire().await?;
-            if is_prepared(&mut connection).await?
-                && missing(&mut connection, &migrations).await?.is_empty()
-            {
-                return Ok(Migrated {
-                    applied: Vec::new(),
-                });
-            }
-            let mut transaction = connection.begin().await?;
-            // A lock of the transaction: one of the session would stay behind a transaction pooler, on a server
-            // connection of other clients.
-            sqlx::query("SELECT pg_advisory_xact_lock($1)")
-                .bind(LOCK)
-                .execute(&mut *transaction)
-                .await?;
-            // Another process may have migrated while we waited. A check whether the table exists would not do:
-            // within a transaction Postgres may remember that it did not.
-            transaction.execute(sqlx::raw_sql(PREPARE)).await?;
-            let missing = missing(&mut transaction, &migrations).await?;
-            for migration in &missing {
-                apply(&mut transaction, migration).await?;
-            }
-            transaction.commit().await?;
-            let applied = missing.iter().map(|it| it.description.to_string());
-            Ok(Migrated {
-                applied: applied.collect(),
-            })
-        })
-        .await
+            apply_missing(&mut connection).await
+        };
+        self.within(LIMIT, TRIED, migrating).await
+    }
+
+    /// The same on a connection of our own.
+    pub(crate) async fn migrate_on(
+        connection: &mut DedicatedConnection,
+    ) -> Result<Migrated, Error> {
+        connection.within(LIMIT, TRIED, apply_missing).await
     }
 
     /// Compares the migrations of the database with those of this release. Changes nothing.
@@ -156,6 +138,34 @@ impl Database {
         self.within(STATEMENT_LIMIT, "read the applied migrations", reading)
             .await
     }
+}
+
+async fn apply_missing(connection: &mut PgConnection<'_>) -> Result<Migrated, sqlx::Error> {
+    let migrations = migrations();
+    if is_prepared(connection).await? && missing(connection, &migrations).await?.is_empty() {
+        return Ok(Migrated {
+            applied: Vec::new(),
+        });
+    }
+    let mut transaction = connection.begin().await?;
+    // A lock of the transaction: one of the session would stay behind a transaction pooler, on a server
+    // connection of other clients.
+    sqlx::query("SELECT pg_advisory_xact_lock($1)")
+        .bind(LOCK)
+        .execute(&mut *transaction)
+        .await?;
+    // Another process may have migrated while we waited. A check whether the table exists would not do:
+    // within a transaction Postgres may remember that it did not.
+    transaction.execute(sqlx::raw_sql(PREPARE)).await?;
+    let missing = missing(&mut transaction, &migrations).await?;
+    for migration in &missing {
+        apply(&mut transaction, migration).await?;
+    }
+    transaction.commit().await?;
+    let applied = missing.iter().map(|it| it.description.to_string());
+    Ok(Migrated {
+        applied: applied.collect(),
+    })
 }
 
 /// The table is as sqlx's migrator makes it, which earlier releases used. It prepares statements with names, which a

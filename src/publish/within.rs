@@ -8,7 +8,7 @@ use crate::Error;
 use crate::backlog::{InsertFailure, KeyedInsert, NewRow, RowWriters};
 use crate::error::{DatabaseError, PublishError};
 use crate::message::Message;
-use crate::route::{Address, RouteRequest};
+use crate::route::RouteRequest;
 use crate::task::{PublishRequest, Receipt};
 
 const TRIED: &str = "publish within a transaction";
@@ -81,10 +81,7 @@ impl Inner {
             is_row: true,
         };
         let route = self.destination(&request, route_request, ASSUMED_VERSION)?;
-        let after = match route.address {
-            Address::Row { after } => after,
-            Address::Exchange { .. } => request.delay.unwrap_or_default(),
-        };
+        let after = request.delay.unwrap_or_default();
         let claim = request.key_claim()?;
         let is_id_drawn = request.id.is_none();
         let mut message = Message::first(request, &route.tier, route.priority, now);
@@ -113,12 +110,13 @@ fn error(failure: InsertFailure, receipt: &Receipt, row: &NewRow) -> Error {
             task: row.task.as_str().into(),
             problem: Box::from(&*cause),
         },
-        // A transaction that has not committed has stored nothing.
-        InsertFailure::NotSent(cause)
-        | InsertFailure::Lost(cause)
-        | InsertFailure::NotMigrated(cause) => PublishError::NotConnected {
-            id,
-            cause: Box::from(&*cause),
-        },
+        InsertFailure::NotSent(cause) | InsertFailure::NotMigrated(cause) => {
+            let cause = Box::from(&*cause);
+            PublishError::NotConnected { id, cause }
+        }
+        InsertFailure::Lost(cause) => {
+            let cause = Box::from(&*cause);
+            PublishError::Unconfirmed { id, cause }
+        }
     })
 }

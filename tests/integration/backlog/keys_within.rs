@@ -1,5 +1,7 @@
 //! Keys of tasks that are published within the caller's own transaction.
 
+use std::time::Duration;
+
 use sqlx::{Executor, PgPool, Postgres, Row, Transaction};
 use tierline::error::{ErrorKind, PublishError};
 use tierline::task::{PublishRequest, Receipt, Unique};
@@ -223,5 +225,62 @@ async fn keys_and_rows_are_looked_up_by_their_primary_keys_also_if_the_tables_we
             plan.contains(&format!(" using {expected} ")),
             "{statement}: {plan}"
         );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_keeps_no_other_publish_of_its_key_waiting() {
+    let shop = Shop::open(MAP, Registry::new()).await;
+    let pool = shop.pool().await;
+    let end_tasks = async || pool.execute("DELETE FROM tierline.ready").await.unwrap();
+    publish(&shop, 0, "again").await.unwrap();
+    for pause in (0..100).step_by(8).map(Duration::from_millis) {
+        end_tasks().await;
+        let mut first = pool.begin().await.unwrap();
+        let taking = shop.app.publish(Ship { order: 1 }).unique("again");
+        let taken = taking.within(&mut first).await.unwrap();
+        assert!(!taken.is_duplicate);
+        // The second waits for the key until the first commits, and then stays open.
+        let mut second = pool.begin().await.unwrap();
+        let waiting = async {
+            let waiting = shop.app.publish(Ship { order: 2 }).unique("again");
+            waiting.within(&mut second).await.unwrap()
+        };
+        let committing = async {
+            tokio::time::sleep(pause).await;
+            first.commit().await.unwrap();
+        };
+        let (waited, ()) = tokio::join!(waiting, committing);
+        assert!(waited.is_duplicate && waited.id == taken.id, "{waited:?}");
+        end_tasks().await;
+        let third = publish(&shop, 3, "again").await.unwrap();
+        assert!(!third.is_duplicate, "{third:?}");
+        second.commit().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_waits_sees_what_the_transaction_of_its_duplicate_writes() {
+    let (registry, shipped) = shipping();
+    let shop = Shop::open(MAP, registry).await;
+    let pool = shop.pool().await;
+    for (order, delay) in [(1, "0s"), (2, "100ms")] {
+        let waiting = shop.app.publish(Ship { order }).delay(delay);
+        let unique = Unique::key(format!("index:{order}")).until_started();
+        let waiting = waiting.unique(unique.clone()).await.unwrap();
+        let mut tx = pool.begin().await.unwrap();
+        let again = shop.app.publish(Ship { order: 9 }).unique(unique);
+        let again = again.within(&mut tx).await.unwrap();
+        assert!(again.is_duplicate && again.id == waiting.id, "{again:?}");
+        let working = shop.work();
+        // One that falls due after it runs before it.
+        let other = shop.app.publish(Ship { order: 7 }).delay("200ms");
+        other.await.unwrap();
+        shop.heard.until("done", 2 * order as usize - 1).await;
+        assert!(!shipped.orders().contains(&order), "{:?}", shipped.orders());
+        tx.commit().await.unwrap();
+        shop.heard.until("done", 2 * order as usize).await;
+        assert!(shipped.orders().contains(&order));
+        working.end().await;
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, Executor, PgConnection, PgPool};
 use tierline::error::{DatabaseError, PublishError};
 use tierline::task::PublishRequest;
@@ -244,6 +245,69 @@ async fn a_full_tier_refuses_within_a_transaction_too() {
     );
     tx.commit().await.unwrap();
     assert_eq!(shop.rows().await, [0, 10, 0]);
+}
+
+#[tokio::test]
+async fn many_for_a_tier_that_has_no_room_for_all_leave_nothing_in_the_transaction() {
+    let map = MAP.replace("lease = \"2s\"", "max_length = 550");
+    let shop = Shop::open(&map, Registry::new()).await;
+    let pool = shop.pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let many = |orders: std::ops::Range<u32>| {
+        orders.map(|order| PublishRequest::new(&Ship { order }).unwrap())
+    };
+    let refused = shop.app.publish_many_within(many(0..600), &mut tx).await;
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(refused, Error::Publish(PublishError::Refused { .. })),
+        "{refused}"
+    );
+    let fits = shop.app.publish_many_within(many(0..550), &mut tx).await;
+    assert_eq!(fits.unwrap().len(), 550);
+    tx.commit().await.unwrap();
+    assert_eq!(shop.rows().await, [0, 550, 0]);
+}
+
+#[tokio::test]
+async fn the_first_publish_within_needs_no_other_connection_of_the_apps_pool() {
+    let (vhost, database) = (vhost().await, database().await);
+    let pool = PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect(database.url()).await.unwrap();
+    let app = Tierline::builder(Topology::parse(map_on_broker()).unwrap())
+        .amqp(vhost.amqp_url())
+        .postgres_pool(pool.clone())
+        .connect()
+        .await
+        .unwrap();
+    // The tables are made by it, too.
+    let mut tx = pool.begin().await.unwrap();
+    app.publish(Ship { order: 1 })
+        .within(&mut tx)
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(rows(&pool).await, [0, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_older_than_its_tier_can_publish_to_it() {
+    for key in [None, Some("once")] {
+        let shop = Shop::open(MAP, Registry::new()).await;
+        let pool = shop.pool().await;
+        pool.execute("DELETE FROM tierline.backlogs").await.unwrap();
+        let mut tx = pool.begin().await.unwrap();
+        tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM tierline.backlogs")
+            .await
+            .unwrap();
+        let publish = shop.app.publish(Ship { order: 1 });
+        let publish = match key {
+            None => publish,
+            Some(key) => publish.unique(key),
+        };
+        publish.within(&mut tx).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(shop.rows().await, [0, 1, 0]);
+    }
 }
 
 #[tokio::test]

@@ -42,6 +42,7 @@ DECLARE
     encoded bytea;
     header record;
 BEGIN
+    delay := coalesce(delay, '0');
     SELECT * INTO mapped FROM tierline.tasks WHERE tasks.app = publish.app AND tasks.task = publish.task;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'cannot publish task "%" of app "%": it is not mapped to a tier', task, app
@@ -66,7 +67,7 @@ BEGIN
         RAISE EXCEPTION 'cannot publish task "%": a delay or an expiry must not be negative', task
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF octet_length(id) NOT BETWEEN 1 AND 255 THEN
+    IF octet_length(convert_to(id, 'UTF8')) NOT BETWEEN 1 AND 255 THEN
         RAISE EXCEPTION 'cannot publish task "%": its id must have 1 to 255 bytes', task
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -89,7 +90,7 @@ BEGIN
     -- AMQP properties in their wire form, where the columns do not say everything.
     IF id IS NOT NULL OR expires IS NOT NULL OR headers <> '{}' THEN
         FOR header IN SELECT key, value, jsonb_typeof(value) AS type FROM jsonb_each(headers) ORDER BY key LOOP
-            IF header.type <> 'string' OR octet_length(header.key) NOT BETWEEN 1 AND 255
+            IF header.type <> 'string' OR octet_length(convert_to(header.key, 'UTF8')) NOT BETWEEN 1 AND 255
                 OR header.key ~ '^(tierline-|x-)' OR header.key IN ('CC', 'BCC') THEN
                 RAISE EXCEPTION 'cannot publish task "%": the header "%" is reserved, too long, or no text', task, header.key
                     USING ERRCODE = 'invalid_parameter_value';

@@ -40,6 +40,7 @@ ALTER TABLE tierline.scheduled DROP CONSTRAINT scheduled_pkey, ADD CONSTRAINT sc
 --   replaced   the task is stored in the place of `other_id`, which waited
 --   duplicate  task `other_id` of tier `other_tier` has the key
 --   mismatch   the idempotency key was used for task `other_id`, with another digest
+--   full       the tier has no room, and the task would be stored
 --   busy       a transaction that has not ended has taken the key: try again
 --   stale      the caller's snapshot (REPEATABLE READ, SERIALIZABLE) is older than the key: begin a new transaction
 --
@@ -55,12 +56,10 @@ ALTER TABLE tierline.scheduled DROP CONSTRAINT scheduled_pkey, ADD CONSTRAINT sc
 -- locked until that transaction ends: no worker claims a locked row.
 CREATE FUNCTION tierline.publish_keyed(
     of_app text, of_tier text,
-    -- The number of the tier, for a snapshot that is older than the tier.
-    of_number integer,
-    -- Whether the caller's transaction goes on after this.
-    is_within bool,
+    -- Whether the caller's transaction goes on after this, and whether it waits a little for a key that is busy.
+    is_within bool, is_patient bool,
     ids uuid[], ranks smallint[], tasks text[], names text[], all_properties bytea[], payloads bytea[], delays float8[],
-    kinds text[], keys text[], task_ids text[], all_holds text[], times float8[], digests bytea[], may_replace bool[],
+    kinds text[], keys text[], task_ids text[], all_holds text[], times float8[], digests bytea[], may_replace bool[], have_room bool[],
     -- The tiers that keep finished tasks.
     keeping text[]
 ) RETURNS TABLE (entry integer, outcome text, other_id text, other_tier text)
@@ -71,17 +70,22 @@ SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    of_backlog integer := coalesce((SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = of_tier), of_number);
+    of_backlog integer := (SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = of_tier);
     began timestamptz := clock_timestamp();
     is_locked bool;
     is_row_locked bool;
     new record;
     held record;
+    busy record;
 BEGIN
+    SELECT NULL::text AS kind, NULL::text AS key INTO busy;
+    IF NOT is_patient THEN
+        PERFORM set_config('lock_timeout', '1', true);
+    END IF;
     FOR new IN
         SELECT * FROM unnest(ids, ranks, tasks, names, all_properties, payloads, delays, kinds, keys, task_ids, all_holds,
-            times, digests, may_replace) WITH ORDINALITY AS entries (id, rank, task, name, properties, payload, delay, kind,
-            key, task_id, holds, seconds, digest, replaces, number)
+            times, digests, may_replace, have_room) WITH ORDINALITY AS entries (id, rank, task, name, properties, payload,
+            delay, kind, key, task_id, holds, seconds, digest, replaces, has_room, number)
         ORDER BY kind, key COLLATE "C", number
     LOOP
         entry := new.number;
@@ -90,6 +94,11 @@ BEGIN
         other_tier := NULL;
         is_locked := false;
         is_row_locked := false;
+        IF new.kind = busy.kind AND new.key = busy.key THEN
+            outcome := 'busy';
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         BEGIN
             WHILE outcome IS NULL LOOP
                 SELECT row_id, task_id, tier, digest, replaced_id, expires_at > clock_timestamp()
@@ -104,7 +113,9 @@ BEGIN
                         WHERE running.id = row_id AND workers.is_relay) AS relays
                     FROM tierline.unique_keys WHERE app = of_app AND kind = new.kind AND key = new.key
                 ) AS found;
-                IF NOT FOUND THEN
+                IF NOT FOUND AND NOT new.has_room THEN
+                    outcome := 'full';
+                ELSIF NOT FOUND THEN
                     INSERT INTO tierline.unique_keys (app, kind, key, row_id, task_id, tier, holds, expires_at, digest)
                     VALUES (of_app, new.kind, new.key, new.id, new.task_id, of_tier, new.holds,
                         clock_timestamp() + make_interval(secs => new.seconds), new.digest)
@@ -155,6 +166,10 @@ BEGIN
                         -- It has moved since: look again.
                         CONTINUE WHEN other_id IS NULL;
                     END IF;
+                    IF other_id IS NULL AND NOT new.has_room THEN
+                        outcome := 'full';
+                        CONTINUE;
+                    END IF;
                     UPDATE tierline.unique_keys SET row_id = new.id, task_id = new.task_id, tier = of_tier, holds = new.holds,
                         expires_at = clock_timestamp() + make_interval(secs => new.seconds), digest = new.digest,
                         replaced_id = other_id
@@ -175,7 +190,7 @@ BEGIN
                     ON CONFLICT (id) DO NOTHING;
                 END IF;
             END IF;
-            IF is_locked AND outcome IN ('duplicate', 'mismatch') AND NOT is_row_locked THEN
+            IF is_locked AND outcome IN ('duplicate', 'mismatch', 'full') AND NOT is_row_locked THEN
                 -- Undoes the subtransaction, and with it the lock of the key.
                 RAISE SQLSTATE 'TL001';
             END IF;
@@ -186,6 +201,7 @@ BEGIN
                 outcome := 'busy';
                 other_id := NULL;
                 other_tier := NULL;
+                SELECT new.kind, new.key INTO busy;
                 -- The others are not to wait for each key that is busy.
                 PERFORM set_config('lock_timeout', '1', true);
             WHEN serialization_failure THEN

@@ -55,6 +55,8 @@ pub(crate) struct RankStart {
 ///
 /// The scan of each rank begins where its rows begin. Before that are entries of rows that were deleted, and while
 /// some transaction holds an old snapshot, nobody can remove them.
+/// A run that is marked as begun is not marked again: its handler's transaction marks it before it begins, and could not
+/// complete it if it had changed since (REPEATABLE READ).
 macro_rules! claim {
     ($settle:expr, $on_conflict:literal) => {
         concat!(
@@ -63,6 +65,7 @@ macro_rules! claim {
             ", begun AS ( \
         UPDATE tierline.running SET is_begun = true FROM unnest($5::uuid[], $6::bigint[]) AS started (id, token) \
         WHERE running.id = ANY($5::uuid[]) AND running.id = started.id AND running.token = started.token \
+            AND NOT running.is_begun \
     ), picked AS MATERIALIZED ( \
         SELECT place, sum(size) OVER (ORDER BY rank, due_at, id) - size AS before FROM ( \
             SELECT found.* FROM unnest($7::smallint[], $8::timestamptz[]) AS start (rank, since) \

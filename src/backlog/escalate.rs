@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::json;
 
-use super::find::{find_one, lock_waiting};
+use super::find::{find_one, limit_lock_waits, lock_waiting};
 use super::row::rank_among;
 use super::task::{BacklogTask, FoundRow, TaskState};
 use super::{Backlog, add_backlogs, notify_of_older};
@@ -128,6 +128,7 @@ impl Escalation {
     ) -> Result<Attempt, sqlx::Error> {
         let app = self.backlog.topology.app();
         let mut transaction = connection.begin().await?;
+        limit_lock_waits(&mut transaction).await?;
         let found = match find_one(&mut transaction, app, &self.id).await? {
             None => return Ok(Attempt::NotFound),
             Some((_, true)) => return Ok(Attempt::refused(SEVERAL)),

@@ -113,6 +113,14 @@ pub(super) async fn find_one(
     Ok(None)
 }
 
+/// An operator is not kept waiting, with a connection of the pool, by a transaction that has a row and stays open.
+pub(super) async fn limit_lock_waits(
+    transaction: &mut PgConnection<'_>,
+) -> Result<(), sqlx::Error> {
+    let limit = "SET LOCAL lock_timeout = '2s'";
+    sqlx::query(limit).execute(transaction).await.map(drop)
+}
+
 /// Locks a row that waits in this state. `None`: it does not any more.
 pub(super) async fn lock_waiting(
     connection: &mut PgConnection<'_>,

@@ -8,7 +8,7 @@ use crate::postgres::PgConnection;
 const READY: &str = "WITH inserted AS ( \
      INSERT INTO tierline.ready (id, due_at, backlog, rank, task, name, properties, payload) \
      SELECT id, statement_timestamp() + number * interval '1 microsecond', \
-         coalesce((SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), $10), rank, task, name, properties, payload \
+         (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
      FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
          WITH ORDINALITY AS new (id, rank, task, name, properties, payload, after, number) \
      ON CONFLICT (id) DO NOTHING \
@@ -17,19 +17,16 @@ const READY: &str = "WITH inserted AS ( \
 const SCHEDULED: &str = "WITH inserted AS ( \
      INSERT INTO tierline.scheduled (id, due_at, backlog, rank, task, name, properties, payload) \
      SELECT id, statement_timestamp() + make_interval(secs => after), \
-         coalesce((SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), $10), rank, task, name, properties, payload \
+         (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), rank, task, name, properties, payload \
      FROM unnest($3::uuid[], $4::smallint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::float8[]) \
          AS new (id, rank, task, name, properties, payload, after) \
      ON CONFLICT (id) DO NOTHING \
      ) SELECT txid_current()";
 
 /// Inserts rows of a tier, which are all ready, or all due later. Returns the number of the transaction.
-///
-/// `number` is that of the tier, for a transaction whose snapshot is older than the tier.
 pub(super) async fn insert_rows(
     connection: &mut PgConnection<'_>,
     (app, tier): (&str, &str),
-    number: Option<i32>,
     rows: &[&NewRow],
 ) -> Result<i64, sqlx::Error> {
     fn column<'r, T>(rows: &[&'r NewRow], of: impl Fn(&'r NewRow) -> T) -> Vec<T> {
@@ -46,7 +43,6 @@ pub(super) async fn insert_rows(
         .bind(column(rows, |row| row.properties.as_deref()))
         .bind(column(rows, |row| row.payload.as_slice()))
         .bind(column(rows, |row| seconds(row.after)))
-        .bind(number)
         .fetch_one(connection)
         .await
 }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::find::{LIST_READY, LIST_RUNNING, LIST_SCHEDULED, find_one};
+use super::find::{LIST_READY, LIST_RUNNING, LIST_SCHEDULED, find_one, limit_lock_waits};
 use super::finished::{LIST_FINISHED, cancel};
 use super::task::{
     BacklogPage, BacklogTask, BacklogTaskDetails, FoundRow, Place, TaskFilter, TaskState,
@@ -120,6 +120,7 @@ impl Backlog {
         let cancelling = async {
             let mut connection = self.database.pool().acquire().await?;
             let mut transaction = connection.begin().await?;
+            limit_lock_waits(&mut transaction).await?;
             let found = find_one(&mut transaction, self.topology.app(), id).await?;
             let Some((found, is_one_of_many)) = found else {
                 return Ok(None);
@@ -204,6 +205,7 @@ impl Backlog {
         let cancelling = async {
             let mut connection = self.database.pool().acquire().await?;
             let mut transaction = connection.begin().await?;
+            limit_lock_waits(&mut transaction).await?;
             let gone = self.delete(&mut transaction, state, &ids).await?;
             if gone > 0 {
                 let subject = json!({

@@ -3,8 +3,10 @@
 //! `tierline.publish_keyed` (migration 205) takes keys and inserts rows in one commit. No statement frees a key when its
 //! task ends: see there.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use tokio::time::sleep;
@@ -20,6 +22,8 @@ use crate::task::KeyClaim;
 /// task is stored, and breaks a transaction of the caller.
 pub(crate) const KEY_ATTEMPT: Duration = Duration::from_millis(250);
 
+/// How deeply a payload may be nested whose objects are compared member by member.
+const DEEPEST: u8 = 64;
 /// The pause before another look at a key that somebody has locked for a moment.
 const LOCKED_PAUSE: Duration = Duration::from_millis(20);
 
@@ -51,11 +55,40 @@ pub(crate) enum KeyProblem {
     Mismatch { first: TaskId },
     /// A transaction that has not ended has taken the key.
     Busy,
+    /// The key is free, and the tier has no room.
+    Full,
     /// The key was changed after the caller's transaction took its snapshot.
     Stale,
 }
 
 pub(crate) type KeyedInsert = Result<Inserted, KeyProblem>;
+
+/// A row with its key, and whether its tier has room for one more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyedRow<'r> {
+    pub(super) row: &'r NewRow,
+    pub(super) key: &'r RowKey,
+    pub(super) has_room: bool,
+}
+
+impl<'r> KeyedRow<'r> {
+    /// `None`: the row has no key.
+    pub(super) fn of(row: &'r NewRow, has_room: bool) -> Option<Self> {
+        let key = row.key.as_ref()?;
+        Some(Self { row, key, has_room })
+    }
+}
+
+/// How long a publish waits for a key that is busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Not at all: other keys are behind it.
+    No,
+    /// A little: most transactions are short.
+    Briefly,
+    /// The same, in a transaction of the caller's, which goes on after this.
+    Within,
+}
 
 /// What became of rows with keys, in order.
 #[derive(Debug)]
@@ -85,30 +118,27 @@ impl RowKey {
 /// in one of its own. Returns what became of each, in order. Each row is decided by itself: a key that is busy neither
 /// fails nor holds up the others, and does not abort the transaction.
 ///
-/// The tier has a number ([`add_backlogs`](super::add_backlogs)); `within` is that number where the caller's transaction
-/// goes on after this. `keeping` are the tiers that keep finished tasks.
+/// The tier has a number ([`add_backlogs`](super::add_backlogs)). `keeping` are the tiers that keep finished tasks.
 pub(super) async fn insert_keyed(
     connection: &mut PgConnection<'_>,
     (app, tier): (&str, &str),
-    within: Option<i32>,
+    wait: Wait,
     keeping: &[&str],
-    keyed: &[(&NewRow, &RowKey)],
+    keyed: &[KeyedRow<'_>],
 ) -> Result<KeyedAnswer, sqlx::Error> {
-    fn column<'r, T>(
-        rows: &[(&'r NewRow, &'r RowKey)],
-        of: impl Fn(&'r NewRow, &'r RowKey) -> T,
-    ) -> Vec<T> {
-        rows.iter().map(|(row, key)| of(row, key)).collect()
+    fn column<'r, T>(rows: &[KeyedRow<'r>], of: impl Fn(&'r NewRow, &'r RowKey) -> T) -> Vec<T> {
+        rows.iter().map(|it| of(it.row, it.key)).collect()
     }
     let answers = sqlx::query(
         "SELECT entry, outcome, other_id, other_tier, txid_current_if_assigned() AS transaction \
-         FROM tierline.publish_keyed($1, $2, $3, $3 IS NOT NULL, $4::uuid[], $5::smallint[], $6::text[], $7::text[], \
-             $8::bytea[], $9::bytea[], $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], \
-             $15::float8[], $16::bytea[], $17::bool[], $18::text[])",
+         FROM tierline.publish_keyed($1, $2, $3, $4, $5::uuid[], $6::smallint[], $7::text[], $8::text[], $9::bytea[], \
+             $10::bytea[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::float8[], \
+             $17::bytea[], $18::bool[], $19::bool[], $20::text[])",
     )
     .bind(app)
     .bind(tier)
-    .bind(within)
+    .bind(wait == Wait::Within)
+    .bind(wait != Wait::No)
     .bind(column(keyed, |row, _| row.id))
     .bind(column(keyed, |row, _| row.rank))
     .bind(column(keyed, |row, _| row.task.as_str()))
@@ -123,6 +153,7 @@ pub(super) async fn insert_keyed(
     .bind(column(keyed, |row, key| seconds(key.claim.lasts(row.after))))
     .bind(column(keyed, |_, key| key.digest.as_deref()))
     .bind(column(keyed, |_, key| key.claim.replaces()))
+    .bind(keyed.iter().map(|it| it.has_room).collect::<Vec<bool>>())
     .bind(keeping)
     .fetch_all(connection)
     .await?;
@@ -150,6 +181,7 @@ pub(super) async fn insert_keyed(
             }),
             "mismatch" => Err(KeyProblem::Mismatch { first: other()? }),
             "stale" => Err(KeyProblem::Stale),
+            "full" => Err(KeyProblem::Full),
             _ => Err(KeyProblem::Busy),
         };
     }
@@ -211,16 +243,51 @@ pub(crate) async fn remove_expired_keys(
 /// The name and the payload of a task, as a number. The order of an object's members does not count: a map in a payload
 /// is encoded in another order by each process.
 fn digest(task: &str, payload: &[u8]) -> Vec<u8> {
-    let read: Option<serde_json::Value> = serde_json::from_slice(payload).ok();
-    let sorted = read.and_then(|mut value| {
-        value.sort_all_objects();
-        serde_json::to_vec(&value).ok()
-    });
+    let mut sorted = Vec::with_capacity(payload.len());
+    let read = serde_json::from_slice(payload).ok();
+    let written = read.and_then(|value| write_sorted(value, &mut sorted, DEEPEST));
     let mut hasher = Sha256::new();
     hasher.update((task.len() as u64).to_be_bytes());
     hasher.update(task);
-    hasher.update(sorted.as_deref().unwrap_or(payload));
+    hasher.update(match written {
+        Some(()) => &sorted,
+        None => payload,
+    });
     hasher.finalize().to_vec()
+}
+
+/// Writes a value with the members of its objects in order. Numbers stay as they are: as numbers of Rust, large ones would
+/// be equal to their neighbours. `None`: it is nested too deeply.
+fn write_sorted(value: &RawValue, out: &mut Vec<u8>, depth: u8) -> Option<()> {
+    let (text, depth) = (value.get(), depth.checked_sub(1)?);
+    match text.as_bytes().first()? {
+        b'{' => {
+            let members: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+            out.push(b'{');
+            for (name, member) in members {
+                serde_json::to_writer(&mut *out, &name).ok()?;
+                out.push(b':');
+                write_sorted(member, out, depth)?;
+                out.push(b',');
+            }
+            out.push(b'}');
+        }
+        b'[' => {
+            let elements: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+            out.push(b'[');
+            for element in elements {
+                write_sorted(element, out, depth)?;
+                out.push(b',');
+            }
+            out.push(b']');
+        }
+        b'"' => {
+            let text: String = serde_json::from_str(text).ok()?;
+            serde_json::to_writer(&mut *out, &text).ok()?;
+        }
+        _ => out.extend_from_slice(text.as_bytes()),
+    }
+    Some(())
 }
 
 #[cfg(test)]
@@ -237,9 +304,21 @@ mod tests {
             ("ship", br#"{"a": "1", "b": {"c": [1, 2], "d": 2}}"#),
             ("ship", br#"{"a": 1, "b": {"c": [1, 2]}}"#),
             ("ship", b"no json"),
+            ("ship", br#"{"a": 1.0, "b": {"c": [1, 2], "d": 2}}"#),
         ] {
             assert_ne!(one, digest(task, payload), "{task}");
         }
         assert_eq!(digest("ship", b"no json"), digest("ship", b"no json"));
+        let large = |last: u8| format!("12345678901234567890123456789{last}").into_bytes();
+        assert_ne!(digest("ship", &large(0)), digest("ship", &large(1)));
+        assert_eq!(
+            digest("ship", br#"["\u0061"]"#),
+            digest("ship", br#"[ "a" ]"#)
+        );
+        let deep = "[".repeat(1 << 20);
+        assert_eq!(
+            digest("ship", deep.as_bytes()),
+            digest("ship", deep.as_bytes())
+        );
     }
 }

@@ -79,18 +79,6 @@ pub(crate) async fn add_backlogs(
     .await
 }
 
-/// The number of a tier, which [`add_backlogs`] has given it.
-async fn backlog_number(
-    connection: &mut PgConnection<'_>,
-    (app, tier): (&str, &str),
-) -> Result<i32, sqlx::Error> {
-    sqlx::query_scalar("SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2")
-        .bind(app)
-        .bind(tier)
-        .fetch_one(connection)
-        .await
-}
-
 /// A connection for the statements of the backlog.
 pub(crate) fn connection(database: &Database) -> DedicatedConnection {
     DedicatedConnection::with_setup(database, SETUP)

@@ -1,17 +1,16 @@
 //! Inserts rows within a transaction of the caller.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::commits::CommitWatcher;
 use super::insert::insert_rows;
-use super::keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, RowKey, insert_keyed};
+use super::keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, KeyedRow, Wait, insert_keyed};
 use super::row::NewRow;
 use super::writer::{
     BATCH_BYTES, BATCH_ROWS, InsertFailure, KEYED_ROWS, RowWriters, failure, unsent_because,
-    with_keys,
 };
 use crate::postgres::PgConnection;
 
@@ -20,6 +19,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 const TRIED: &str = "publish within a transaction";
+/// sqlx sends a statement in two steps, which outside of a transaction may reach two server connections.
+const NO_TRANSACTION: &str =
+    "behind a transaction pooler it needs a transaction, begun with sqlx's begin()";
 
 impl RowWriters {
     /// Inserts rows on a connection of the caller's, within its transaction. Workers are told of them when it has
@@ -33,12 +35,16 @@ impl RowWriters {
     ) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let inserting = async {
             let mut connection = PgConnection::of_caller(connection, self.database.pool());
-            self.prepare_within(&mut connection, rows).await?;
+            if self.database.is_behind_pooler() && !connection.is_in_sqlx_transaction() {
+                return Err(InsertFailure::Refused(NO_TRANSACTION.into()));
+            }
+            self.prepare().await.map_err(unsent_because)?;
+            let full = self.full_tiers(&mut connection, rows).await?;
             let mut inserted = Vec::with_capacity(rows.len());
             let mut rest = rows;
             while !rest.is_empty() {
                 let batch = first_batch(rest);
-                let became = self.insert_batch_within(&mut connection, &batch, deadline);
+                let became = self.insert_batch_within(&mut connection, &batch, &full, deadline);
                 inserted.extend(became.await?);
                 rest = &rest[batch.len()..];
             }
@@ -53,36 +59,46 @@ impl RowWriters {
         }
     }
 
-    /// Sees to it that the database knows the tiers of these rows, and that they have room for all of them. If a tier were
-    /// found full later, a part of the rows would be in the caller's transaction.
-    async fn prepare_within(
+    /// The tiers that have no room for their rows with keys: these may still be duplicates. A tier that has no room for all
+    /// others refuses them before the first is inserted: else a part would be in the caller's transaction.
+    async fn full_tiers<'r>(
         &self,
         connection: &mut PgConnection<'_>,
-        rows: &[NewRow],
-    ) -> Result<(), InsertFailure> {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        rows: &'r [NewRow],
+    ) -> Result<BTreeSet<&'r str>, InsertFailure> {
+        let mut counts: BTreeMap<(&str, bool), usize> = BTreeMap::new();
         for row in rows {
-            *counts.entry(&row.tier).or_default() += 1;
+            *counts.entry((&row.tier, row.key.is_some())).or_default() += 1;
         }
-        for (name, count) in counts {
+        let mut full = BTreeSet::new();
+        for ((name, has_keys), count) in counts {
             let Some(tier) = self.tiers.get(name) else {
                 return Err(InsertFailure::Refused("its tier is not in the map".into()));
             };
-            let preparing = self.prepare(name, tier).await;
-            preparing.map_err(unsent_because)?;
-            if let Some(room) = &tier.room {
-                let admitting = room.admit_all(connection, (&self.app, name), count).await;
-                let is_admitted = admitting.map_err(|error| self.failed_within(error))?;
-                is_admitted?;
+            let Some(room) = &tier.room else {
+                continue;
+            };
+            let admitting = room.admit_all(connection, (&self.app, name), count).await;
+            match admitting.map_err(|error| self.failed_within(error))? {
+                Ok(()) => {}
+                Err(InsertFailure::Full) if has_keys => {
+                    full.insert(name);
+                }
+                Err(failure) => return Err(failure),
             }
         }
-        Ok(())
+        Ok(full)
     }
 
     /// A statement of the caller's transaction failed: nothing of the transaction is stored, whatever the error.
     fn failed_within(&self, error: sqlx::Error) -> InsertFailure {
         match failure(self.database.failed(TRIED, error)) {
             InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
+            InsertFailure::NotSent(cause) => {
+                // Its tier may be newer than the transaction, or the database was restored.
+                self.prepare_again();
+                InsertFailure::NotSent(format!("{cause}; run the transaction again").into())
+            }
             failure => failure,
         }
     }
@@ -91,28 +107,26 @@ impl RowWriters {
         &self,
         connection: &mut PgConnection<'_>,
         batch: &[&NewRow],
+        full: &BTreeSet<&str>,
         deadline: Instant,
     ) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let failed = |error| self.failed_within(error);
         let Some(first) = batch.first() else {
             return Ok(Vec::new());
         };
-        let Some(tier) = self.tiers.get(&first.tier) else {
-            return Err(InsertFailure::Refused("its tier is not in the map".into()));
-        };
-        let preparing = self.prepare(&first.tier, tier).await;
-        let number = Some(preparing.map_err(unsent_because)?);
         let of = (&*self.app, first.tier.as_str());
-        let keyed = with_keys(batch);
+        let has_room = !full.contains(first.tier.as_str());
+        let keyed = batch.iter();
+        let keyed: Vec<KeyedRow<'_>> = keyed
+            .filter_map(|row| KeyedRow::of(row, has_room))
+            .collect();
         let (inserted, transaction) = match keyed.is_empty() {
             true => {
-                let transaction = insert_rows(connection, of, number, batch)
-                    .await
-                    .map_err(failed)?;
+                let transaction = insert_rows(connection, of, batch).await.map_err(failed)?;
                 (vec![Ok(Inserted::New); batch.len()], Some(transaction))
             }
             false => self
-                .insert_keyed_within(connection, of, number, &keyed, deadline)
+                .insert_keyed_within(connection, of, &keyed, deadline)
                 .await
                 .map_err(failed)?,
         };
@@ -131,8 +145,7 @@ impl RowWriters {
         &self,
         connection: &mut PgConnection<'_>,
         of: (&str, &str),
-        number: Option<i32>,
-        keyed: &[(&NewRow, &RowKey)],
+        keyed: &[KeyedRow<'_>],
         deadline: Instant,
     ) -> Result<(Vec<KeyedInsert>, Option<i64>), sqlx::Error> {
         let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
@@ -144,7 +157,7 @@ impl RowWriters {
                 .filter(|index| inserted[*index] == Err(KeyProblem::Busy))
                 .collect();
             let rows: Vec<_> = busy.iter().map(|index| keyed[*index]).collect();
-            let answer = insert_keyed(connection, of, number, &keeping, &rows).await?;
+            let answer = insert_keyed(connection, of, Wait::Within, &keeping, &rows).await?;
             transaction = answer.transaction.or(transaction);
             for (index, became) in busy.into_iter().zip(answer.inserted) {
                 inserted[index] = became;

@@ -2,26 +2,26 @@
 //!
 //! Each tier has a writer of its own with one connection, so that a flood into one tier does not hold up publishes to
 //! another, and rows keep the order in which they were published. Rows with a key have another one, so that those without
-//! never wait for a key. Rows that are published at the same time share a
-//! statement and its commit: while one statement is under way, the next batch gathers. A publish waits for the commit in
-//! any case.
+//! never wait for a key, and rows whose key was busy a third one, so that those whose key is free do not wait either. Rows
+//! that are published at the same time share a statement and its commit: while one statement is under way, the next batch
+//! gathers. A publish waits for the commit in any case.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::add_backlogs;
 use super::commits::CommitWatcher;
 use super::insert::insert_rows;
-use super::keys::{Inserted, KeyProblem, KeyedInsert, RowKey, insert_keyed};
+use super::keys::{Inserted, KeyProblem, KeyedInsert, KeyedRow, Wait, insert_keyed};
 use super::notify::{NOTIFY_BELOW, notice, notify};
 use super::room::Room;
 use super::row::NewRow;
-use super::{add_backlogs, backlog_number};
 use crate::Error;
 use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection};
@@ -56,6 +56,15 @@ pub(crate) enum InsertFailure {
     Key(KeyProblem),
 }
 
+impl From<KeyProblem> for InsertFailure {
+    fn from(problem: KeyProblem) -> Self {
+        match problem {
+            KeyProblem::Full => Self::Full,
+            problem => Self::Key(problem),
+        }
+    }
+}
+
 /// The writers of each tier. They are started by the first row.
 #[derive(Debug)]
 pub(crate) struct RowWriters {
@@ -64,6 +73,10 @@ pub(crate) struct RowWriters {
     pub(super) tiers: HashMap<String, WrittenTier>,
     /// The tiers that keep finished tasks.
     pub(super) keeping: Arc<[String]>,
+    /// Whether the database is known to have the tiers of the map.
+    is_prepared: AtomicBool,
+    /// Locked by the one that sees to it.
+    preparing: Mutex<()>,
     /// Tells workers of rows that a transaction of the caller's inserts, once it has committed.
     pub(super) commits: OnceLock<CommitWatcher>,
     may_migrate: bool,
@@ -75,8 +88,7 @@ pub(super) struct WrittenTier {
     pub(super) room: Option<Arc<Room>>,
     plain: OnceLock<RowWriter>,
     keyed: OnceLock<RowWriter>,
-    /// The number of the tier, when the database is known to have it.
-    number: OnceCell<i32>,
+    busy: OnceLock<RowWriter>,
 }
 
 #[derive(Debug)]
@@ -92,6 +104,8 @@ struct Insert {
     row: Arc<NewRow>,
     progress: Arc<Progress>,
     done: oneshot::Sender<Result<Inserted, InsertFailure>>,
+    /// Whether the tier has room for it. Without room, a row with a key may still be a duplicate.
+    has_room: bool,
     _room: OwnedSemaphorePermit,
 }
 
@@ -128,7 +142,7 @@ impl RowWriters {
                 room: tier.max_length.map(|most| Arc::new(Room::new(most))),
                 plain: OnceLock::new(),
                 keyed: OnceLock::new(),
-                number: OnceCell::new(),
+                busy: OnceLock::new(),
             };
             (tier.name.clone(), written)
         });
@@ -139,31 +153,35 @@ impl RowWriters {
             app: topology.app().into(),
             tiers: tiers.collect(),
             keeping: keeping.map(|tier| tier.name.clone()).collect(),
+            is_prepared: AtomicBool::new(false),
+            preparing: Mutex::const_new(()),
             commits: OnceLock::new(),
             may_migrate,
         }
     }
 
-    /// Inserts a row once. `Ok`: it is committed, or another task has its key.
+    /// Inserts a row once. `Ok`: it is committed, or another task has its key. `was_busy`: its key was busy before.
     pub(crate) async fn insert(
         &self,
         row: &Arc<NewRow>,
+        was_busy: bool,
         deadline: Instant,
     ) -> Result<Inserted, InsertFailure> {
         let unsent = || InsertFailure::NotSent("no statement could be sent in time".into());
         let Some(tier) = self.tiers.get(&row.tier) else {
             return Err(InsertFailure::Refused("its tier is not in the map".into()));
         };
-        match timeout_at(deadline, self.prepare(&row.tier, tier)).await {
-            Ok(Ok(_)) => {}
+        match timeout_at(deadline, self.prepare()).await {
+            Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(unsent_because(error)),
             Err(_) => return Err(unsent()),
         }
-        let writer = match &row.key {
-            None => &tier.plain,
-            Some(_) => &tier.keyed,
+        let (writer, wait) = match &row.key {
+            None => (&tier.plain, Wait::No),
+            Some(_) if was_busy => (&tier.busy, Wait::Briefly),
+            Some(_) => (&tier.keyed, Wait::No),
         };
-        let writer = writer.get_or_init(|| self.open(&row.tier, tier));
+        let writer = writer.get_or_init(|| self.open(&row.tier, tier, wait));
         let kib = row.size().div_ceil(1 << 10).clamp(1, WAITING_KIB) as u32;
         let room = timeout_at(deadline, writer.room.clone().acquire_many_owned(kib)).await;
         let Ok(Ok(room)) = room else {
@@ -175,6 +193,7 @@ impl RowWriters {
             row: row.clone(),
             progress: progress.clone(),
             done,
+            has_room: true,
             _room: room,
         };
         if writer.sender.send(insert).is_err() {
@@ -190,45 +209,54 @@ impl RowWriters {
         }
     }
 
-    /// Sees to it that the database knows a tier, and returns the tier's number.
+    /// Sees to it that the database knows the tiers of the map.
     ///
     /// This is done on a connection of its own. In the caller's transaction, others that publish to the tier for the first
     /// time would wait for its commit. And the pool may be the caller's: all its connections may have transactions that
     /// wait for this.
-    pub(super) async fn prepare(&self, name: &str, tier: &WrittenTier) -> Result<i32, Error> {
-        let preparing = tier.number.get_or_try_init(async || {
-            let mut connection = DedicatedConnection::to(&self.database);
-            match self.add_tier(&mut connection, name).await {
-                // An app all of whose tiers are on the broker starts without its database.
-                Err(Error::Database(DatabaseError::NotMigrated { .. })) if self.may_migrate => {
-                    Database::migrate_on(&mut connection).await?;
-                    self.add_tier(&mut connection, name).await
-                }
-                added => added,
+    pub(super) async fn prepare(&self) -> Result<(), Error> {
+        let is_prepared = || self.is_prepared.load(Ordering::Acquire);
+        if is_prepared() {
+            return Ok(());
+        }
+        let _preparing = self.preparing.lock().await;
+        if is_prepared() {
+            return Ok(());
+        }
+        let mut connection = DedicatedConnection::to(&self.database);
+        match self.add_tiers(&mut connection).await {
+            // An app all of whose tiers are on the broker starts without its database.
+            Err(Error::Database(DatabaseError::NotMigrated { .. })) if self.may_migrate => {
+                Database::migrate_on(&mut connection).await?;
+                self.add_tiers(&mut connection).await?;
             }
-        });
-        preparing.await.copied()
+            added => added?,
+        }
+        self.is_prepared.store(true, Ordering::Release);
+        Ok(())
     }
 
-    async fn add_tier(
-        &self,
-        connection: &mut DedicatedConnection,
-        name: &str,
-    ) -> Result<i32, Error> {
-        let adding = connection.within(LIMIT, "add a tier", async |connection| {
-            add_backlogs(connection, &self.app, &[name]).await?;
-            backlog_number(connection, (&self.app, name)).await
-        });
-        adding.await
+    /// The database does not know a tier: it was restored, perhaps.
+    pub(super) fn prepare_again(&self) {
+        self.is_prepared.store(false, Ordering::Release);
     }
 
-    fn open(&self, name: &str, tier: &WrittenTier) -> RowWriter {
+    async fn add_tiers(&self, connection: &mut DedicatedConnection) -> Result<(), Error> {
+        let tiers: Vec<&str> = self.tiers.keys().map(String::as_str).collect();
+        let adding = connection.within(LIMIT, "add the tiers of the map", async |connection| {
+            add_backlogs(connection, &self.app, &tiers).await
+        });
+        adding.await.map(drop)
+    }
+
+    fn open(&self, name: &str, tier: &WrittenTier, wait: Wait) -> RowWriter {
         let (sender, inserts) = mpsc::unbounded_channel();
         let connection = WriterConnection {
             connection: super::connection(&self.database),
             app: self.app.clone(),
             keeping: self.keeping.clone(),
             tier: name.to_owned(),
+            wait,
             is_prepared: false,
             room: tier.room.clone(),
             inserts,
@@ -250,6 +278,8 @@ struct WriterConnection {
     app: Arc<str>,
     keeping: Arc<[String]>,
     tier: String,
+    /// How long it waits for a key.
+    wait: Wait,
     /// Whether the tier is known to the database.
     is_prepared: bool,
     room: Option<Arc<Room>>,
@@ -317,7 +347,7 @@ impl WriterConnection {
         let inserted: Vec<Result<Inserted, InsertFailure>> = match inserted {
             Ok(each) => each
                 .into_iter()
-                .map(|it| it.map_err(InsertFailure::Key))
+                .map(|it| it.map_err(InsertFailure::from))
                 .collect(),
             Err(failure) => vec![Err(failure); batch.len()],
         };
@@ -342,7 +372,10 @@ impl WriterConnection {
     async fn execute(&mut self, batch: &[Insert]) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let of = (&*self.app, self.tier.as_str());
         let rows: Vec<&NewRow> = batch.iter().map(|insert| &*insert.row).collect();
-        let keyed: Vec<(&NewRow, &RowKey)> = with_keys(&rows);
+        let keyed = batch.iter();
+        let keyed = keyed.filter_map(|insert| KeyedRow::of(&insert.row, insert.has_room));
+        let keyed: Vec<KeyedRow<'_>> = keyed.collect();
+        let wait = self.wait;
         let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
         let is_prepared = std::mem::replace(&mut self.is_prepared, true);
         let inserting = self
@@ -353,11 +386,11 @@ impl WriterConnection {
                 }
                 match keyed.is_empty() {
                     true => {
-                        insert_rows(connection, of, None, &rows).await?;
+                        insert_rows(connection, of, &rows).await?;
                         Ok(vec![Ok(Inserted::New); rows.len()])
                     }
                     false => {
-                        let inserting = insert_keyed(connection, of, None, &keeping, &keyed);
+                        let inserting = insert_keyed(connection, of, wait, &keeping, &keyed);
                         Ok(inserting.await?.inserted)
                     }
                 }
@@ -374,12 +407,16 @@ impl WriterConnection {
         };
         let mut admitted = Vec::with_capacity(batch.len());
         let mut refused = None;
-        for insert in batch.drain(..) {
+        for mut insert in batch.drain(..) {
             if refused.is_none() {
                 refused = self.admit(&room).await.err();
             }
             match &refused {
                 None => admitted.push(insert),
+                Some(InsertFailure::Full) if insert.row.key.is_some() => {
+                    insert.has_room = false;
+                    admitted.push(insert);
+                }
                 Some(failure) => drop(insert.done.send(Err(failure.clone()))),
             }
         }
@@ -448,14 +485,6 @@ async fn gather(inserts: &mut mpsc::UnboundedReceiver<Insert>) -> Option<Vec<Ins
     Some(batch)
 }
 
-/// Those of the rows that have a key.
-pub(super) fn with_keys<'r>(rows: &[&'r NewRow]) -> Vec<(&'r NewRow, &'r RowKey)> {
-    let keyed = rows
-        .iter()
-        .filter_map(|row| Some((*row, row.key.as_ref()?)));
-    keyed.collect()
-}
-
 /// The failure of something that comes before a row is sent.
 pub(super) fn unsent_because(error: Error) -> InsertFailure {
     match failure(error) {
@@ -468,8 +497,18 @@ pub(super) fn failure(error: Error) -> InsertFailure {
     let cause = error.to_string().into();
     match error {
         Error::Database(DatabaseError::Failed { .. }) => InsertFailure::Lost(cause),
+        Error::Database(DatabaseError::Refused { cause: said, .. })
+            if is_of_unknown_tier(&said) =>
+        {
+            InsertFailure::NotSent("the database did not know its tier yet".into())
+        }
         Error::Database(DatabaseError::Refused { .. }) => InsertFailure::Refused(cause),
         Error::Database(DatabaseError::NotMigrated { .. }) => InsertFailure::NotMigrated(cause),
         _ => InsertFailure::NotSent(cause),
     }
+}
+
+/// Whether an insert failed because the tier has no number, as far as its transaction could see.
+fn is_of_unknown_tier(said: &str) -> bool {
+    said.contains("null value in column \"backlog\"")
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use tokio::time::timeout;
@@ -10,9 +11,10 @@ use super::marks::{Completion, complete};
 use super::{Completions, RunningRow};
 use crate::Error;
 use crate::TaskId;
+use crate::backlog::mark_begun;
 use crate::error::TransactionError;
 use crate::message::{CompletionKey, Received, Unidentified};
-use crate::postgres::{HandlerTransaction, STATEMENT_LIMIT};
+use crate::postgres::{ACQUIRE_LIMIT, HandlerTransaction, STATEMENT_LIMIT};
 use crate::task::{AttemptTransactions, OpenTransaction, TaskTransaction, TransactionUse};
 
 pub(super) struct Attempt {
@@ -57,6 +59,16 @@ impl Attempt {
         let key = self.key()?;
         let connections = &self.completions.connections;
         let tried = format!("open a transaction for task `{}`", self.task());
+        if let Some(row) = &self.row {
+            // Marked later, its row would be newer than the snapshot of a transaction that is REPEATABLE READ, which could
+            // not complete it.
+            let run = row.run;
+            let marking = connections.within(ACQUIRE_LIMIT, &tried, move |mut connection| {
+                let marking = async move { mark_begun(&mut connection, &[run]).await.map(drop) };
+                marking.boxed()
+            });
+            marking.await?;
+        }
         let transaction = connections.begin(&tried).await?;
         Ok(TaskTransaction::new(Box::new(OpenAttempt {
             transaction,

@@ -108,6 +108,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (BacklogError::Refused { id: id(), problem: t() }.into(), Conflict, false, None),
         (TransactionError::NoDatabase { task: t() }.into(), Configuration, false, None),
         (TransactionError::NoIdentity { task: t(), missing: "it" }.into(), Invalid, false, None),
+        (TransactionError::Unbalanced { task: t(), problem: "it" }.into(), Invalid, false, None),
         (TransactionError::StillOpen { task: t() }.into(), Conflict, false, None),
         (TransactionError::AlreadyCommitted { task: t() }.into(), Conflict, false, None),
         (TransactionError::AttemptOver { task: t() }.into(), Conflict, false, None),

@@ -18,9 +18,10 @@ use sqlx::error::BoxDynError;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{
     PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgStatement,
-    PgTypeInfo,
+    PgTransactionManager, PgTypeInfo,
 };
 use sqlx::{AssertSqlSafe, Connection, Either, Execute, Executor, Postgres, SqlSafeStr, SqlStr};
+use sqlx_core::transaction::TransactionManager;
 
 use super::pooler;
 
@@ -146,6 +147,11 @@ impl<'c> PgConnection<'c> {
             inner: Inner::Caller(connection),
             begin: pool.begin_statement(None),
         }
+    }
+
+    /// Whether a transaction is open that was begun by sqlx. Of one that was begun by a plain statement it does not know.
+    pub(crate) fn is_in_sqlx_transaction(&mut self) -> bool {
+        PgTransactionManager::get_transaction_depth(self.raw()) > 0
     }
 
     /// Begins a transaction, or within one a savepoint.

@@ -35,7 +35,7 @@ use pooler::TransactionPooler;
 pub(crate) use time::Time;
 
 /// How long to wait for a free connection, including the time to connect and log in.
-const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// The default limit of a statement or transaction.
 pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
 /// How long the database may take to answer a question about its health.

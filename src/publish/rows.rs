@@ -32,7 +32,8 @@ impl Inner {
         // deadline.
         let mut waited_for = None;
         loop {
-            let failure = match writers.insert(row, attempt.deadline).await {
+            let was_busy = matches!(waited_for, Some(InsertFailure::Key(KeyProblem::Busy)));
+            let failure = match writers.insert(row, was_busy, attempt.deadline).await {
                 Ok(inserted) => return confirmed(row, inserted),
                 Err(failure) => failure,
             };
@@ -52,7 +53,11 @@ impl Inner {
                     InsertFailure::NotSent(_) => waited_for.unwrap_or(failure),
                     failure => failure,
                 };
-                return Err(error(attempt, row, lost.unwrap_or(failure)));
+                return Err(insert_error(
+                    attempt.id.clone(),
+                    row,
+                    lost.unwrap_or(failure),
+                ));
             }
             match failure {
                 InsertFailure::Lost(_) => lost = Some(failure),
@@ -81,8 +86,8 @@ pub(super) fn confirmed(row: &NewRow, inserted: Inserted) -> Result<Confirmed, E
     }
 }
 
-fn error(attempt: &PublishAttempt, row: &NewRow, failure: InsertFailure) -> Error {
-    let id = attempt.id.clone();
+/// The error of a publish whose row was not inserted, as far as that is known.
+pub(super) fn insert_error(id: TaskId, row: &NewRow, failure: InsertFailure) -> Error {
     let text = |cause: Arc<str>| Box::from(&*cause);
     Error::Publish(match failure {
         InsertFailure::NotSent(cause) | InsertFailure::NotMigrated(cause) => {
@@ -105,11 +110,12 @@ fn error(attempt: &PublishAttempt, row: &NewRow, failure: InsertFailure) -> Erro
 pub(super) fn key_error(id: TaskId, row: &NewRow, problem: KeyProblem) -> PublishError {
     let key = row.key.as_ref().map_or("", |key| key.claim.key.as_str());
     let busy = |problem: String| PublishError::KeyBusy {
-        id,
+        id: id.clone(),
         key: key.into(),
         problem: problem.into(),
     };
     match problem {
+        KeyProblem::Full => PublishError::Refused { id },
         KeyProblem::Mismatch { first } => PublishError::IdempotencyMismatch {
             task: row.task.as_str().into(),
             key: key.into(),

@@ -2,11 +2,11 @@
 
 use std::time::SystemTime;
 
-use super::rows::{confirmed, key_error};
+use super::rows::{confirmed, insert_error, key_error};
 use super::{ASSUMED_VERSION, Inner, deadline};
 use crate::Error;
-use crate::backlog::{InsertFailure, KeyedInsert, NewRow, RowWriters};
-use crate::error::{DatabaseError, PublishError};
+use crate::backlog::{KeyedInsert, NewRow, RowWriters};
+use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::route::RouteRequest;
 use crate::task::{PublishRequest, Receipt};
@@ -25,7 +25,8 @@ impl Inner {
         let (row, receipt) = self.row(request, SystemTime::now())?;
         let rows = std::slice::from_ref(&row);
         let inserted = writers.insert_within(connection, rows, deadline).await;
-        let mut inserted = inserted.map_err(|failure| error(failure, &receipt, &row))?;
+        let mut inserted =
+            inserted.map_err(|failure| insert_error(receipt.id.clone(), &row, failure))?;
         match inserted.pop() {
             Some(became) => outcome(became, receipt, &row),
             None => Ok(receipt),
@@ -54,7 +55,8 @@ impl Inner {
         };
         let inserted = writers.insert_within(connection, &rows, deadline).await;
         // The first task stands for all: either all are stored or none.
-        let inserted = inserted.map_err(|failure| error(failure, receipt, row))?;
+        let inserted =
+            inserted.map_err(|failure| insert_error(receipt.id.clone(), row, failure))?;
         let each = inserted.into_iter().zip(receipts).zip(&rows);
         each.map(|((became, receipt), row)| outcome(became, receipt, row))
             .collect()
@@ -99,24 +101,4 @@ fn outcome(became: KeyedInsert, receipt: Receipt, row: &NewRow) -> Result<Receip
         Ok(inserted) => Ok(confirmed(row, inserted)?.receipt(receipt)),
         Err(problem) => Err(Error::Publish(key_error(receipt.id, row, problem))),
     }
-}
-
-fn error(failure: InsertFailure, receipt: &Receipt, row: &NewRow) -> Error {
-    let id = receipt.id.clone();
-    Error::Publish(match failure {
-        InsertFailure::Full => PublishError::Refused { id },
-        InsertFailure::Key(problem) => key_error(id, row, problem),
-        InsertFailure::Refused(cause) => PublishError::InvalidMessage {
-            task: row.task.as_str().into(),
-            problem: Box::from(&*cause),
-        },
-        InsertFailure::NotSent(cause) | InsertFailure::NotMigrated(cause) => {
-            let cause = Box::from(&*cause);
-            PublishError::NotConnected { id, cause }
-        }
-        InsertFailure::Lost(cause) => {
-            let cause = Box::from(&*cause);
-            PublishError::Unconfirmed { id, cause }
-        }
-    })
 }

@@ -5,10 +5,11 @@
 //! does: it claims rows as a worker does, publishes each under its task's id, and deletes those that the broker has
 //! confirmed. The guide has a [page](crate::guide::relay) on it.
 //!
-//! `tier` relays one tier, `message` turns a row into a message, and `pace` is how much is sent to a queue that refuses.
+//! `tier` relays one tier, `keys` holds the unique keys of what was relayed, `message` turns a row into a message, and `pace` is how much is sent to a queue that refuses.
 //! Every tier is relayed by itself: it has its own task, its own connections to the database, and the connections of its
 //! group to the broker. So a flood, or a queue that refuses, holds up no other tier.
 
+mod keys;
 mod message;
 mod pace;
 mod tier;

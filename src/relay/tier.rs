@@ -8,23 +8,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Shared};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
-use tokio::sync::Mutex;
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use uuid::Uuid;
 
+use super::keys::KeyHolder;
 use super::message::{Relayed, relayed, unpublishable};
 use super::pace::Pace;
 use crate::Error;
-use crate::backlog::hold_keys_to_the_end;
 use crate::backoff::Backoff;
 use crate::error::PublishError;
 use crate::message::Received;
 use crate::observe::Event;
-use crate::postgres::{Database, DedicatedConnection};
 use crate::publish::DEFAULT_DEADLINE;
 use crate::source::amqp::ConsumerSettings;
 use crate::source::postgres::{RowSettings, Rows};
@@ -42,8 +40,6 @@ const UNCONFIRMED_BYTES: usize = 16 << 20;
 const LIMIT_PER_MIB: Duration = Duration::from_secs(1);
 /// When a row is tried again that alone may be the reason why it was not stored.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// How long it may take to hold keys.
-const KEY_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -51,9 +47,7 @@ pub(super) struct RelayedTier {
     consumer: Arc<ConsumerSettings>,
     name: String,
     rows: Box<Rows>,
-    database: Database,
-    /// Holds the keys of rows that have one.
-    keys: Arc<Mutex<DedicatedConnection>>,
+    keys: KeyHolder,
     publishing: FuturesUnordered<BoxFuture<'static, Published>>,
     unconfirmed_bytes: usize,
     pace: Pace,
@@ -64,15 +58,21 @@ pub(super) struct RelayedTier {
     timer: Pin<Box<Sleep>>,
 }
 
-/// Keys that are being held, for all rows that wait for it.
-type Holding = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
-
 /// A row whose publish has ended.
-struct Published {
+pub(super) struct Published {
     handle: Handle,
+    pub(super) row: Uuid,
     received: Arc<Received>,
     is_own_tier: bool,
-    stored: Result<(), Arc<Error>>,
+    pub(super) stored: Result<(), Arc<Error>>,
+}
+
+impl Published {
+    /// Whether its key is to be held before the row is deleted.
+    fn has_key_to_hold(&self) -> bool {
+        let message = self.received.message();
+        self.stored.is_ok() && message.is_ok_and(|message| message.key.is_some())
+    }
 }
 
 impl RelayedTier {
@@ -87,8 +87,7 @@ impl RelayedTier {
             consumer,
             name: name.to_owned(),
             rows: Box::new(Rows::new(rows, "relay", 0, name, UNCONFIRMED + PREFETCHED)?),
-            database: rows.database().clone(),
-            keys: Arc::new(Mutex::new(DedicatedConnection::to(rows.database()))),
+            keys: KeyHolder::new(rows.database()),
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,
             pace: Pace::new(UNCONFIRMED),
@@ -110,6 +109,13 @@ impl RelayedTier {
             let mut is_quiet = true;
             while let Poll::Ready(Some(published)) = self.publishing.poll_next_unpin(cx) {
                 is_quiet = false;
+                match published.has_key_to_hold() {
+                    true => self.keys.push(published),
+                    false => self.settle(published),
+                }
+            }
+            for published in self.keys.poll(cx) {
+                is_quiet = false;
                 self.settle(published);
             }
             if !self.is_draining && self.stopping.as_mut().poll(cx).is_ready() {
@@ -119,7 +125,8 @@ impl RelayedTier {
             while self.rows.poll(cx).is_ready() {}
             let has_sent = !self.is_draining && self.send();
             let is_gathering = self.rows.flush(is_quiet || self.is_draining);
-            if self.is_draining && self.publishing.is_empty() && self.rows.is_drained() {
+            let is_all_settled = self.publishing.is_empty() && self.keys.len() == 0;
+            if self.is_draining && is_all_settled && self.rows.is_drained() {
                 return Poll::Ready(());
             }
             if !has_sent && self.is_time(cx) {
@@ -148,52 +155,28 @@ impl RelayedTier {
             return false;
         }
         let mut has_sent = false;
-        let mut keyed = Vec::new();
-        let window = window.min(self.publishing.len() + SENT_AT_ONCE);
-        while self.publishing.len() + keyed.len() < window
+        let unconfirmed = |relayed: &Self| relayed.publishing.len() + relayed.keys.len();
+        let window = window.min(unconfirmed(self) + SENT_AT_ONCE);
+        while unconfirmed(self) < window
             && self.unconfirmed_bytes < UNCONFIRMED_BYTES
             && let Some(delivery) = self.rows.take()
         {
             let (handle, received) = (delivery.handle, delivery.received);
             match relayed(&self.consumer, &received) {
                 Ok(relayed) => {
+                    let Some(row) = self.rows.row_id(handle) else {
+                        continue;
+                    };
                     has_sent = true;
                     self.unconfirmed_bytes += received.payload().len();
-                    let is_keyed = received.message().is_ok_and(|it| it.key.is_some());
-                    match self.rows.row_id(handle).filter(|_| is_keyed) {
-                        Some(row) => keyed.push((row, handle, received, relayed)),
-                        None => self.publish(handle, received, relayed, None),
-                    }
+                    let run = (handle, row);
+                    let publishing = publish(self.consumer.clone(), run, received, relayed);
+                    self.publishing.push(Box::pin(publishing));
                 }
                 Err(next) => self.rows.settle(handle, next),
             }
         }
-        self.publish_keyed(keyed);
         has_sent
-    }
-
-    /// On the broker nobody knows when a task is done: its key is held until its maximum, before it is sent.
-    fn publish_keyed(&mut self, keyed: Vec<(Uuid, Handle, Arc<Received>, Relayed)>) {
-        if keyed.is_empty() {
-            return;
-        }
-        let rows = keyed.iter().map(|(row, ..)| *row).collect();
-        let holding = hold_keys(self.database.clone(), self.keys.clone(), rows);
-        let holding = holding.boxed().shared();
-        for (_, handle, received, relayed) in keyed {
-            self.publish(handle, received, relayed, Some(holding.clone()));
-        }
-    }
-
-    fn publish(
-        &mut self,
-        handle: Handle,
-        received: Arc<Received>,
-        relayed: Relayed,
-        holding: Option<Holding>,
-    ) {
-        let publishing = publish(self.consumer.clone(), handle, received, relayed, holding);
-        self.publishing.push(Box::pin(publishing));
     }
 
     fn settle(&mut self, published: Published) {
@@ -202,6 +185,7 @@ impl RelayedTier {
             received,
             is_own_tier,
             stored,
+            ..
         } = published;
         self.unconfirmed_bytes -= received.payload().len();
         let Ok(message) = received.message() else {
@@ -260,10 +244,9 @@ impl RelayedTier {
 
 async fn publish(
     consumer: Arc<ConsumerSettings>,
-    handle: Handle,
+    (handle, row): (Handle, Uuid),
     received: Arc<Received>,
     relayed: Relayed,
-    holding: Option<Holding>,
 ) -> Published {
     let Relayed {
         outgoing,
@@ -271,39 +254,17 @@ async fn publish(
     } = relayed;
     let mebibytes = u32::try_from(received.payload().len() >> 20).unwrap_or(u32::MAX);
     let limit = DEFAULT_DEADLINE + LIMIT_PER_MIB.saturating_mul(mebibytes);
-    let stored = async {
-        if let Some(holding) = holding {
-            holding.await?;
-        }
-        let (id, deadline) = (received.id(), Instant::now() + limit);
-        let publisher = &consumer.publisher;
-        let forwarding = publisher.forward_unless_refused(outgoing, id, deadline);
-        forwarding.await.map_err(Arc::new)
-    };
-    let stored = stored.await;
+    let deadline = Instant::now() + limit;
+    let publisher = &consumer.publisher;
+    let forwarding = publisher.forward_unless_refused(outgoing, received.id(), deadline);
+    let stored = forwarding.await.map_err(Arc::new);
     Published {
         handle,
+        row,
         received,
         is_own_tier,
         stored,
     }
-}
-
-/// Holds the keys of some rows, in one statement.
-async fn hold_keys(
-    database: Database,
-    keys: Arc<Mutex<DedicatedConnection>>,
-    rows: Vec<Uuid>,
-) -> Result<(), Arc<Error>> {
-    const TRIED: &str = "hold the keys of tasks that are relayed";
-    let Ok(mut connection) = timeout(KEY_LIMIT, keys.lock()).await else {
-        let silent = format!("others took more than {KEY_LIMIT:?}");
-        return Err(Arc::new(database.interrupted(TRIED, silent.into())));
-    };
-    let holding = connection.within(KEY_LIMIT, TRIED, async |connection| {
-        hold_keys_to_the_end(connection, &rows).await
-    });
-    holding.await.map_err(Arc::new)
 }
 
 /// Why a row was not stored.

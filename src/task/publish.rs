@@ -254,7 +254,8 @@ impl PublishBuilder {
     ///
     /// # Errors
     /// As for any publish; [`DatabaseError::NotConfigured`] if the app has no database. After an error of the database
-    /// the transaction can only be rolled back, as after any other statement of it that fails.
+    /// the transaction can only be rolled back, as after any other statement of it that fails. So roll it back after
+    /// [`PublishError::Unconfirmed`]: the database did not answer before the deadline, and may still insert the row.
     #[cfg(feature = "postgres")]
     pub fn within<'c>(self, connection: &'c mut sqlx::PgConnection) -> PublishFuture<'c> {
         Box::pin(async move {

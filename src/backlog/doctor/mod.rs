@@ -54,28 +54,28 @@ pub async fn doctor(
     let mut report = Report::default();
     let migrations = database.migration_state().await?;
     let has_tiers = topology.tiers_using_postgres().next().is_some();
-    if has_tiers {
+    let has_tables = has_tables(database).await?;
+    // A tier on the broker may have rows, too.
+    if has_tiers || has_tables {
         report.findings.extend(schema::check(&migrations));
     }
-    if !has_tables(database).await? {
+    if !has_tables {
         return Ok(report);
     }
-    if has_tiers {
-        let indexes = read(database, "check the indexes", schema::indexes).await;
-        report.add("the indexes", indexes)?;
-        let vacuum = read(database, "check autovacuum", tables::check).await;
-        report.add("autovacuum and dead rows", vacuum)?;
-        let open = async |connection: &mut PgConnection<'_>| {
-            sessions::check(connection, long_transaction).await
-        };
-        let sessions = read(database, "look for open transactions", open).await;
-        match sessions {
-            Ok((findings, not_checked)) => {
-                report.findings.extend(findings);
-                report.not_checked.extend(not_checked);
-            }
-            Err(error) => report.add("open transactions", Err(error))?,
+    let indexes = read(database, "check the indexes", schema::indexes).await;
+    report.add("the indexes", indexes)?;
+    let vacuum = read(database, "check autovacuum", tables::check).await;
+    report.add("autovacuum and dead rows", vacuum)?;
+    let open = async |connection: &mut PgConnection<'_>| {
+        sessions::check(connection, long_transaction).await
+    };
+    let sessions = read(database, "look for open transactions", open).await;
+    match sessions {
+        Ok((findings, not_checked)) => {
+            report.findings.extend(findings);
+            report.not_checked.extend(not_checked);
         }
+        Err(error) => report.add("open transactions", Err(error))?,
     }
     let known = known_tiers(database, topology.app()).await?;
     let waiting =

@@ -11,12 +11,12 @@ use super::RowSettings;
 use crate::backlog::{CHANNEL, OLDER};
 use crate::backoff::Backoff;
 
-/// Behind a transaction pooler nothing can be heard: it gives the connection that listens to other clients.
 /// How long to wait for a notification before the connection is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long the check may take.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
+/// Behind a transaction pooler nothing can be heard: it gives the connection that listens to other clients.
 pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
     if settings.database.is_behind_pooler() {
         return ending.cancelled().await;

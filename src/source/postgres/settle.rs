@@ -151,6 +151,10 @@ impl RowSettings {
         outgoing: Outgoing,
         received: &Received,
     ) -> Result<(), Error> {
+        let deadline = Instant::now() + LIMIT;
+        let publisher = &self.consumer.publisher;
+        let forwarding = publisher.forward(outgoing, received.id(), deadline);
+        forwarding.await?;
         if received.message().is_ok_and(|it| it.key.is_some()) {
             // On the broker nobody knows when the task is done.
             let mut connection = DedicatedConnection::to(self.database());
@@ -159,9 +163,7 @@ impl RowSettings {
             });
             holding.await?;
         }
-        let deadline = Instant::now() + LIMIT;
-        let publisher = &self.consumer.publisher;
-        publisher.forward(outgoing, received.id(), deadline).await
+        Ok(())
     }
 }
 

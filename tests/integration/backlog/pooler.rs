@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::{StreamExt, stream};
-use sqlx::{Connection, PgConnection};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection};
 use tierline::backlog::{TaskFilter, TaskState};
 use tierline::dead::{Filter, Page};
 use tierline::error::{DatabaseError, ErrorKind};
@@ -279,4 +280,21 @@ async fn a_pool_of_the_app_works_behind_a_transaction_pooler() {
     shop.app.publish(Ship { order: 1 }).await.unwrap();
     shop.heard.until("done order.ship", 1).await;
     working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_within_needs_a_transaction_behind_a_transaction_pooler() {
+    let (pooler, shop) = open(MAP, Registry::new()).await;
+    let options: PgConnectOptions = pooler.url().parse().unwrap();
+    let options = options.extra_float_digits(None).statement_cache_capacity(0);
+    let mut connection = options.connect().await.unwrap();
+    let publish = shop.app.publish(Ship { order: 1 });
+    let refused = publish.within(&mut connection).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.to_string().contains("begun with sqlx"), "{refused}");
+    let mut tx = connection.begin().await.unwrap();
+    let publish = shop.app.publish(Ship { order: 2 }).delay("1h");
+    publish.within(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(shop.rows().await, [1, 0, 0]);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, Executor, PgConnection, PgPool};
-use tierline::error::{DatabaseError, PublishError};
+use tierline::error::{DatabaseError, PublishError, Stored};
 use tierline::task::PublishRequest;
 use tierline::{Context, Error, Registry, Task, Tierline, Topology};
 use tierline_testbed::{database, vhost};
@@ -290,24 +290,58 @@ async fn the_first_publish_within_needs_no_other_connection_of_the_apps_pool() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_older_than_its_tier_can_publish_to_it() {
+async fn a_transaction_that_is_older_than_its_tier_is_to_be_run_again() {
     for key in [None, Some("once")] {
         let shop = Shop::open(MAP, Registry::new()).await;
         let pool = shop.pool().await;
+        // As after a restore.
         pool.execute("DELETE FROM tierline.backlogs").await.unwrap();
-        let mut tx = pool.begin().await.unwrap();
-        tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM tierline.backlogs")
-            .await
-            .unwrap();
-        let publish = shop.app.publish(Ship { order: 1 });
-        let publish = match key {
-            None => publish,
-            Some(key) => publish.unique(key),
-        };
-        publish.within(&mut tx).await.unwrap();
-        tx.commit().await.unwrap();
+        let mut refused = 0;
+        loop {
+            let mut tx = pool.begin().await.unwrap();
+            tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM tierline.backlogs")
+                .await
+                .unwrap();
+            let publish = shop.app.publish(Ship { order: 1 });
+            let publish = match key {
+                None => publish,
+                Some(key) => publish.unique(key),
+            };
+            match publish.within(&mut tx).await {
+                Ok(_) => break tx.commit().await.unwrap(),
+                Err(error) => {
+                    assert!(error.is_transient(), "{error}");
+                    assert_eq!(error.stored(), Some(Stored::No));
+                    refused += 1;
+                    assert!(refused < 3, "{error}");
+                }
+            }
+        }
         assert_eq!(shop.rows().await, [0, 1, 0]);
     }
+}
+
+#[tokio::test]
+async fn a_publish_that_got_no_answer_in_time_may_be_in_the_transaction() {
+    let shop = Shop::open(MAP, Registry::new()).await;
+    let pool = shop.pool().await;
+    shop.app.publish(Ship { order: 0 }).await.unwrap();
+    let mut other = pool.begin().await.unwrap();
+    other
+        .execute("LOCK tierline.ready IN SHARE MODE")
+        .await
+        .unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    let publish = shop.app.publish(Ship { order: 1 }).deadline("500ms");
+    let unknown = publish.within(&mut tx).await.unwrap_err();
+    assert_eq!(unknown.stored(), Some(Stored::Maybe), "{unknown}");
+    assert!(
+        unknown.to_string().contains("roll the transaction back"),
+        "{unknown}"
+    );
+    other.rollback().await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(shop.rows().await, [0, 1, 0]);
 }
 
 #[tokio::test]
@@ -342,7 +376,9 @@ async fn other_languages_publish_by_sql() {
         let statement = sqlx::AssertSqlSafe(text);
         sqlx::query_scalar(statement).fetch_one(&pool).await
     };
-    let plain = publish(r#"'{"order": 1}'"#).await.unwrap();
+    let plain = publish(r#"'{"order": 1}', delay => NULL, headers => NULL"#)
+        .await
+        .unwrap();
     let rich = publish(
         r#"'{"order": 2}', priority => 9, expires => '1 hour', id => 'order-2', headers => '{"who": "Ada é", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'"#,
     );

@@ -192,6 +192,26 @@ async fn a_transaction_within_that_did_not_end_lets_nothing_be_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_with_one_snapshot_completes_its_task_too() {
+    for home in HOMES {
+        let bank = Bank::open(home).await;
+        let working = bank.work();
+        for account in 0..5 {
+            let adding = add(account, &[Act::RepeatableRead]);
+            bank.app.publish(adding).await.unwrap();
+        }
+        bank.heard.until("done account.add 1", 5).await;
+        working.end().await;
+        assert!(
+            bank.teller.errors().is_empty(),
+            "{:?}",
+            bank.teller.errors()
+        );
+        bank.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_the_database_refuses_leaves_nothing_and_is_retried() {
     for home in HOMES {
         let bank = Bank::open(home).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
-use sqlx::{Connection, PgPool};
+use sqlx::{Connection, Executor, PgPool};
 use tierline::{Context, Error, Outcome, Registry, Task, TaskOptions, Tierline, Topology};
 use tierline_testbed::{Database, Vhost, database, vhost};
 use tokio::sync::{Semaphore, oneshot};
@@ -74,6 +74,8 @@ enum Act {
     /// Leaves a transaction within the first one open, or drops one while it begins.
     LeaveOpen,
     DropBegin,
+    /// Its transaction has one snapshot, and takes long.
+    RepeatableRead,
     /// Publishes a task for the account 100 numbers further within the transaction.
     PublishAndFail,
     PublishAndCommit,
@@ -153,6 +155,10 @@ async fn act(add: &Add, cx: &Context, teller: &Teller) -> Result<Outcome, Error>
     let attempt = usize::try_from(cx.attempt()).unwrap() - 1;
     let act = add.acts[attempt.min(add.acts.len() - 1)];
     let mut transaction = cx.transaction().await?;
+    if act == Act::RepeatableRead {
+        let level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+        transaction.execute(level).await.unwrap();
+    }
     if act == Act::RollBackAndCommit {
         write(&mut transaction, add.account).await;
         transaction.rollback().await?;
@@ -171,6 +177,8 @@ async fn act(add: &Add, cx: &Context, teller: &Teller) -> Result<Outcome, Error>
             teller.errors.lock().unwrap().push(refused);
         }
         Act::LeaveOpen => std::mem::forget(transaction.begin().await.unwrap()),
+        // It has begun, and is known to have, long before it commits.
+        Act::RepeatableRead => tokio::time::sleep(Duration::from_millis(100)).await,
         // It is sent, and nobody waits for the answer, unless that came at once.
         Act::DropBegin => while transaction.begin().now_or_never().is_some() {},
         Act::WaitAndCommit => teller.gate.acquire().await.unwrap().forget(),

@@ -65,6 +65,38 @@ async fn an_escalated_row_is_relayed_to_the_queue_of_its_new_tier() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_its_queue_refuses_keeps_its_key_no_longer_than_it_waits() {
+    let shop = Shop::open().await;
+    let keyed = shop.rows.publish(Ship { order: 1 }).unique("ship:1");
+    let keyed = keyed.await.unwrap();
+    let heard = Heard::default();
+    let app = shop.app(MAP, Registry::new(), &heard).await;
+    shop.vhost.delete_queue("shop.bulk").await.unwrap();
+    // It is tried, and goes back.
+    let relaying = Relaying::begin(app.relay().unwrap(), heard);
+    let tries = async || {
+        let query = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'running'";
+        let tries: i64 = sqlx::query_scalar(query)
+            .fetch_one(&shop.pool)
+            .await
+            .unwrap();
+        tries
+    };
+    until("the row was tried", async || tries().await >= 2).await;
+    relaying.end().await;
+    assert_eq!(shop.count().await, [0, 1, 0]);
+    shop.rows
+        .backlog()
+        .unwrap()
+        .cancel(&keyed.id)
+        .await
+        .unwrap();
+    let again = shop.rows.publish(Ship { order: 2 }).unique("ship:1");
+    let again = again.await.unwrap();
+    assert!(!again.is_duplicate, "{again:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_cannot_be_held_now_costs_its_row_nothing() {
     let shop = Shop::open().await;
     let keyed = shop.rows.publish(Pay { order: 1 }).unique("pay:1");
@@ -91,6 +123,8 @@ async fn a_key_that_cannot_be_held_now_costs_its_row_nothing() {
     let relaying = Relaying::begin(app.relay().unwrap(), heard);
     until("the row waits", async || shop.count().await == [1, 0, 0]).await;
     assert_eq!(relaying.heard.count("dead"), 0);
+    // It was stored, and will be again, under the same id.
+    assert_eq!(shop.take("shop.critical", 1).await[0].message.id, keyed.id);
     let grant = format!("GRANT UPDATE ON tierline.unique_keys TO {role}");
     shop.pool.execute(AssertSqlSafe(grant)).await.unwrap();
     shop.execute("UPDATE tierline.scheduled SET due_at = now()")

@@ -47,7 +47,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'cannot publish task "%" of app "%": it is not mapped to a tier', task, app
             USING ERRCODE = 'undefined_object',
-                HINT = 'Add it to [tasks] in the map, and run "tierline topology apply --postgres".';
+                HINT = 'Add it to [tasks] in the map, and run "tierline topology apply FILE --postgres URL".';
     END IF;
     SELECT backlogs.id INTO backlog_id FROM tierline.backlogs WHERE backlogs.app = publish.app AND backlogs.tier = mapped.tier;
     IF payload IS NULL THEN

@@ -80,7 +80,7 @@ Example:
     #[command(subcommand)]
     Schedule(crate::schedule::arguments::Schedule),
 
-    /// Work with tasks in tiers in Postgres: list, show, cancel, audit
+    /// Work with tasks that are rows in Postgres: list, show, cancel, escalate, audit
     #[command(subcommand)]
     Tasks(Box<crate::tasks::arguments::Tasks>),
 

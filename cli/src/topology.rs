@@ -10,7 +10,7 @@ use tierline::moving::{Mover, TierMove};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
 use tierline::topology::{QUORUM_PRIORITIES_SINCE, Version};
-use tierline::{Error, Topology, backlog};
+use tierline::{Database, Error, Topology, backlog};
 
 use crate::arguments::{self, read_duration};
 use crate::connect::{NAME, needs_broker, no_broker};
@@ -115,8 +115,9 @@ async fn run_plan(
         texts.push(plan.to_string());
         json = json!(plan);
     }
-    if needs_database(topology) {
-        let (text, planned) = match database.open()? {
+    let opened = database.open()?;
+    if needs_database(topology) || opened.is_some() {
+        let (text, planned) = match opened {
             Some(database) => {
                 let plan = backlog::plan(&database, topology).await?;
                 (plan.to_string(), json!(plan))
@@ -148,19 +149,19 @@ async fn run_apply(
 ) -> Result<Output, Failure> {
     let management = management.open()?;
     let has_database = database.is_given();
-    let database = match needs_database(topology) {
-        true => Some(database.open()?.ok_or_else(|| no_database(topology))?),
-        false => None,
-    };
+    // A tier on the broker may have rows too, and producers that publish by SQL need the map's tasks.
+    let database = database.open()?;
+    if database.is_none() && needs_database(topology) {
+        return Err(no_database(topology));
+    }
     if needs_broker(topology) && nodes.amqp.is_empty() {
         return Err(no_broker(topology));
     }
     let mut output = Output::well(String::new(), json!({}));
     // The database first: a broker with other arguments ends the command.
-    if let Some(database) = database {
-        let applied = backlog::apply(&database, topology).await?;
-        output.text = applied.to_string();
-        output.json["postgres"] = json!(applied);
+    let is_database_first = needs_database(topology);
+    if is_database_first {
+        apply_database(topology, database.as_ref(), &mut output).await?;
     }
     if needs_broker(topology) {
         let applied = apply_broker(topology, nodes, management.as_ref(), has_database).await?;
@@ -172,7 +173,24 @@ async fn run_apply(
             output.json["postgres"] = postgres;
         }
     }
+    if !is_database_first {
+        apply_database(topology, database.as_ref(), &mut output).await?;
+    }
     Ok(output)
+}
+
+async fn apply_database(
+    topology: &Topology,
+    database: Option<&Database>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let Some(database) = database else {
+        return Ok(());
+    };
+    let applied = backlog::apply(database, topology).await?;
+    output.text.push_str(&applied.to_string());
+    output.json["postgres"] = json!(applied);
+    Ok(())
 }
 
 async fn apply_broker(
@@ -236,7 +254,10 @@ async fn examine_database(
             report.not_checked.push(not_checked);
         }
         None if needs_database => return Err(no_database(topology)),
-        None => {}
+        None => {
+            let not_checked = format!("rows of tiers on the broker: {GIVE_DATABASE}");
+            report.not_checked.push(not_checked);
+        }
     }
     Ok(report)
 }

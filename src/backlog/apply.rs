@@ -124,6 +124,9 @@ impl fmt::Display for DatabasePlan {
         for migration in &self.migrations {
             writeln!(out, "  {migration}")?;
         }
+        if self.tiers.is_empty() {
+            return Ok(());
+        }
         writeln!(out, "\n{} tiers in Postgres", self.tiers.len())?;
         let names = self.tiers.iter().map(|it| it.tier.len());
         let width = names.chain(["tier".len()]).max().unwrap_or_default();
@@ -146,6 +149,7 @@ impl fmt::Display for DatabaseApplied {
             applied: self.migrations.clone(),
         };
         let tiers = match self.tiers.len() {
+            0 => "the tasks of the map are stored".to_owned(),
             1 => "1 tier in Postgres is there".to_owned(),
             count => format!("{count} tiers in Postgres are there"),
         };

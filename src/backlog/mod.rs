@@ -22,6 +22,7 @@ mod insert;
 mod inspect;
 mod keys;
 mod notify;
+mod prepare;
 mod promote;
 mod room;
 mod row;

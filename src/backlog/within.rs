@@ -19,6 +19,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 const TRIED: &str = "publish within a transaction";
+const FOREIGN: &str =
+    "the transaction's database has no tables of tierline; begin it on the app's own database";
 /// sqlx sends a statement in two steps, which outside of a transaction may reach two server connections.
 const NO_TRANSACTION: &str =
     "behind a transaction pooler it needs a transaction, begun with sqlx's begin()";
@@ -94,6 +96,7 @@ impl RowWriters {
     fn failed_within(&self, error: sqlx::Error) -> InsertFailure {
         match failure(self.database.failed(TRIED, error)) {
             InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
+            InsertFailure::NotMigrated(_) => InsertFailure::Refused(FOREIGN.into()),
             InsertFailure::NotSent(cause) => {
                 // Its tier may be newer than the transaction, or the database was restored.
                 self.prepare_again();

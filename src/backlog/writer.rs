@@ -7,11 +7,11 @@
 //! gathers. A publish waits for the commit in any case.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -20,6 +20,7 @@ use super::commits::CommitWatcher;
 use super::insert::insert_rows;
 use super::keys::{Inserted, KeyProblem, KeyedInsert, KeyedRow, Wait, insert_keyed};
 use super::notify::{NOTIFY_BELOW, notice, notify};
+use super::prepare::TiersKnown;
 use super::room::Room;
 use super::row::NewRow;
 use crate::Error;
@@ -73,13 +74,10 @@ pub(crate) struct RowWriters {
     pub(super) tiers: HashMap<String, WrittenTier>,
     /// The tiers that keep finished tasks.
     pub(super) keeping: Arc<[String]>,
-    /// Whether the database is known to have the tiers of the map.
-    is_prepared: AtomicBool,
-    /// Locked by the one that sees to it.
-    preparing: Mutex<()>,
+    pub(super) tiers_known: TiersKnown,
     /// Tells workers of rows that a transaction of the caller's inserts, once it has committed.
     pub(super) commits: OnceLock<CommitWatcher>,
-    may_migrate: bool,
+    pub(super) may_migrate: bool,
 }
 
 #[derive(Debug)]
@@ -153,8 +151,7 @@ impl RowWriters {
             app: topology.app().into(),
             tiers: tiers.collect(),
             keeping: keeping.map(|tier| tier.name.clone()).collect(),
-            is_prepared: AtomicBool::new(false),
-            preparing: Mutex::const_new(()),
+            tiers_known: TiersKnown::default(),
             commits: OnceLock::new(),
             may_migrate,
         }
@@ -207,46 +204,6 @@ impl RowWriters {
                 Err(InsertFailure::Lost(why.into()))
             }
         }
-    }
-
-    /// Sees to it that the database knows the tiers of the map.
-    ///
-    /// This is done on a connection of its own. In the caller's transaction, others that publish to the tier for the first
-    /// time would wait for its commit. And the pool may be the caller's: all its connections may have transactions that
-    /// wait for this.
-    pub(super) async fn prepare(&self) -> Result<(), Error> {
-        let is_prepared = || self.is_prepared.load(Ordering::Acquire);
-        if is_prepared() {
-            return Ok(());
-        }
-        let _preparing = self.preparing.lock().await;
-        if is_prepared() {
-            return Ok(());
-        }
-        let mut connection = DedicatedConnection::to(&self.database);
-        match self.add_tiers(&mut connection).await {
-            // An app all of whose tiers are on the broker starts without its database.
-            Err(Error::Database(DatabaseError::NotMigrated { .. })) if self.may_migrate => {
-                Database::migrate_on(&mut connection).await?;
-                self.add_tiers(&mut connection).await?;
-            }
-            added => added?,
-        }
-        self.is_prepared.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// The database does not know a tier: it was restored, perhaps.
-    pub(super) fn prepare_again(&self) {
-        self.is_prepared.store(false, Ordering::Release);
-    }
-
-    async fn add_tiers(&self, connection: &mut DedicatedConnection) -> Result<(), Error> {
-        let tiers: Vec<&str> = self.tiers.keys().map(String::as_str).collect();
-        let adding = connection.within(LIMIT, "add the tiers of the map", async |connection| {
-            add_backlogs(connection, &self.app, &tiers).await
-        });
-        adding.await.map(drop)
     }
 
     fn open(&self, name: &str, tier: &WrittenTier, wait: Wait) -> RowWriter {

@@ -5,10 +5,12 @@
 //! does: it claims rows as a worker does, publishes each under its task's id, and deletes those that the broker has
 //! confirmed. The guide has a [page](crate::guide::relay) on it.
 //!
-//! `tier` relays one tier, `keys` holds the unique keys of what was relayed, `message` turns a row into a message, and `pace` is how much is sent to a queue that refuses.
+//! `tier` relays one tier, `keys` holds the unique keys of what was relayed, `message` turns a row into a message, `pace`
+//! is how much is sent to a queue that refuses, and `burst` gives way to tiers that have few rows.
 //! Every tier is relayed by itself: it has its own task, its own connections to the database, and the connections of its
 //! group to the broker. So a flood, or a queue that refuses, holds up no other tier.
 
+mod burst;
 mod keys;
 mod message;
 mod pace;
@@ -33,6 +35,7 @@ use crate::source::amqp::ConsumerSettings;
 use crate::source::postgres::RowSettings;
 use crate::topology::{Topology, near_miss};
 use crate::worker::{DEFAULT_CRASH_BUDGET, WorkerParts};
+use burst::Activity;
 use tier::RelayedTier;
 
 /// How long rows stay with a relay after its last heartbeat. It holds each for no longer than a publish takes.
@@ -100,12 +103,14 @@ impl Relay {
         let (stopping, leaving) = (CancellationToken::new(), CancellationToken::new());
         let leases = tokio::spawn(rows.clone().serve(leaving.clone()));
         let leases = AbortOnDropHandle::new(leases);
+        let activity: Arc<Activity> = Arc::default();
         let mut relaying = JoinSet::new();
         for tier in tiers {
             relaying.spawn(relay(
                 consumer.clone(),
                 rows.clone(),
                 tier,
+                activity.clone(),
                 stopping.clone(),
             ));
         }
@@ -175,6 +180,7 @@ async fn relay(
     consumer: Arc<ConsumerSettings>,
     rows: Arc<RowSettings>,
     tier: String,
+    activity: Arc<Activity>,
     stopping: CancellationToken,
 ) {
     // Rows that are claimed before there is a broker would only wait.
@@ -184,7 +190,7 @@ async fn relay(
     }
     let service = Service::new(format!("relay of {tier}"), &consumer.observers);
     let relaying = service.run(async || {
-        let relayed = RelayedTier::new(consumer.clone(), &rows, &tier, stopping.clone());
+        let relayed = RelayedTier::new(consumer.clone(), &rows, &tier, &activity, stopping.clone());
         if let Some(relayed) = relayed {
             relayed.run().await;
         }

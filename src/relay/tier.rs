@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use uuid::Uuid;
 
+use super::burst::{Activity, Bursts};
 use super::keys::KeyHolder;
 use super::message::{Relayed, relayed, unpublishable};
 use super::pace::Pace;
@@ -26,7 +27,7 @@ use crate::observe::Event;
 use crate::publish::DEFAULT_DEADLINE;
 use crate::source::amqp::ConsumerSettings;
 use crate::source::postgres::{RowSettings, Rows};
-use crate::source::{Handle, Next, Source, task_ref};
+use crate::source::{Handle, Next, Source, Supply, task_ref};
 
 /// How many messages may be unconfirmed. RabbitMQ is fastest from 200 on, and a larger window makes other tiers wait.
 const UNCONFIRMED: usize = 256;
@@ -51,6 +52,7 @@ pub(super) struct RelayedTier {
     publishing: FuturesUnordered<BoxFuture<'static, Published>>,
     unconfirmed_bytes: usize,
     pace: Pace,
+    bursts: Bursts,
     /// When to warn again of rows that go to another tier.
     stray_warnings: Backoff,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -81,6 +83,7 @@ impl RelayedTier {
         consumer: Arc<ConsumerSettings>,
         rows: &Arc<RowSettings>,
         name: &str,
+        activity: &Arc<Activity>,
         stopping: CancellationToken,
     ) -> Option<Self> {
         Some(Self {
@@ -91,6 +94,7 @@ impl RelayedTier {
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,
             pace: Pace::new(UNCONFIRMED),
+            bursts: Bursts::new(activity, name),
             stray_warnings: Backoff::new(),
             stopping: Box::pin(stopping.cancelled_owned()),
             is_draining: false,
@@ -155,12 +159,16 @@ impl RelayedTier {
             return false;
         }
         let mut has_sent = false;
+        let now = Instant::now();
         let unconfirmed = |relayed: &Self| relayed.publishing.len() + relayed.keys.len();
+        let window = self.bursts.window(window, unconfirmed(self), now);
         let window = window.min(unconfirmed(self) + SENT_AT_ONCE);
-        while unconfirmed(self) < window
-            && self.unconfirmed_bytes < UNCONFIRMED_BYTES
-            && let Some(delivery) = self.rows.take()
-        {
+        let mut are_all = false;
+        while unconfirmed(self) < window && self.unconfirmed_bytes < UNCONFIRMED_BYTES {
+            let Some(delivery) = self.rows.take() else {
+                are_all = matches!(self.rows.supply(), Supply::Empty);
+                break;
+            };
             let (handle, received) = (delivery.handle, delivery.received);
             match relayed(&self.consumer, &received) {
                 Ok(relayed) => {
@@ -175,6 +183,9 @@ impl RelayedTier {
                 }
                 Err(next) => self.rows.settle(handle, next),
             }
+        }
+        if has_sent {
+            self.bursts.sent(are_all, now);
         }
         has_sent
     }
@@ -226,7 +237,9 @@ impl RelayedTier {
     /// Whether it is time to look again.
     fn is_time(&mut self, cx: &mut Context<'_>) -> bool {
         let paused = self.pace.paused_until().filter(|_| !self.is_draining);
-        let Some(wake_at) = self.rows.wake_at().into_iter().chain(paused).min() else {
+        let rests = self.bursts.rests_until();
+        let wake_at = self.rows.wake_at().into_iter().chain(paused).chain(rests);
+        let Some(wake_at) = wake_at.min() else {
             return false;
         };
         if wake_at < self.timer.deadline() {

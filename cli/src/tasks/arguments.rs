@@ -75,7 +75,7 @@ Examples:
         /// Its id
         #[arg(value_name = "ID")]
         id: String,
-        /// The tier
+        /// The tier that it moves to, any of the map
         #[arg(long, value_name = "TIER")]
         to: String,
         /// Make a task due now that waits for its due time
@@ -114,7 +114,7 @@ impl Tasks {
 
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// The tier
+    /// The tier that it moves to, any of the map
     #[arg(long)]
     pub(crate) tier: Option<String>,
     /// The task

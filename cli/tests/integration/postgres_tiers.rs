@@ -140,3 +140,18 @@ fn a_map_without_a_broker_needs_its_database() {
         assert!(!text.contains("hush"), "{text}");
     }
 }
+
+#[tokio::test]
+async fn a_map_on_the_broker_is_stored_for_producers_that_publish_by_sql() {
+    let (vhost, database) = (vhost().await, database().await);
+    let file = File::new("sql-broker", &MAP.replace("\"postgres\"", "\"quorum\""));
+    let with = ["--amqp", vhost.amqp_url(), "--postgres", database.url()];
+    let (code, text) = run(&[&["apply", &file.0], &with[..]].concat());
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.ends_with("; the tasks of the map are stored\n"),
+        "{text}"
+    );
+    let (_, text) = run(&[&["plan", &file.0], &with[..]].concat());
+    assert!(text.contains("\n0 migrations to apply\n"), "{text}");
+}

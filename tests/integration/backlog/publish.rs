@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tierline::error::{ErrorKind, PublishError, TopologyError};
-use tierline::task::PublishRequest;
+use tierline::task::{PublishRequest, Unique};
 use tierline::{Error, Registry, Tierline, Topology};
 
 use super::{MAP, Ship, Shop, shipping};
@@ -157,4 +157,42 @@ async fn a_tier_that_is_full_refuses_tasks_with_keys() {
         matches!(refused, Err(Error::Publish(PublishError::Refused { .. }))),
         "{refused:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_tier_answers_publishes_that_add_nothing_to_it() {
+    let map = MAP.replace("lease = \"2s\"", "max_length = 3");
+    let shop = Shop::open(&map, Registry::new()).await;
+    let pool = shop.pool().await;
+    let app = &shop.app;
+    let held = app.publish(Ship { order: 1 }).unique("held").await.unwrap();
+    let replaceable = app.publish(Ship { order: 2 }).unique("replaceable");
+    let replaceable = replaceable.await.unwrap();
+    let charge = || app.publish(Ship { order: 3 }).idempotency_key("charge");
+    let charged = charge().await.unwrap();
+    for is_within in [false, true] {
+        let mut tx = pool.begin().await.unwrap();
+        let mut send = async |order, unique: Unique| {
+            let publish = app.publish(Ship { order }).unique(unique).deadline("2s");
+            match is_within {
+                true => publish.within(&mut tx).await,
+                false => publish.await,
+            }
+        };
+        let again = send(1, "held".into()).await.unwrap();
+        assert!(again.is_duplicate && again.id == held.id);
+        let replacing = Unique::key("replaceable").or_replace();
+        let replacing = send(2, replacing).await.unwrap();
+        assert!(replacing.replaced.is_some(), "{replacing:?}");
+        let new = send(4, "new".into()).await;
+        assert!(
+            matches!(new, Err(Error::Publish(PublishError::Refused { .. }))),
+            "{new:?}"
+        );
+        tx.commit().await.unwrap();
+    }
+    let repeated = charge().await.unwrap();
+    assert!(repeated.is_duplicate && repeated.id == charged.id);
+    assert_ne!(replaceable.id, held.id);
+    assert_eq!(shop.rows().await, [0, 3, 0]);
 }

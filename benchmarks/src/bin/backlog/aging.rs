@@ -108,7 +108,7 @@ pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
 async fn add_old(scene: &Scene, count: i64) -> Result<()> {
     scene
         .pool
-        .execute("INSERT INTO tierline.backlogs (app, tier) VALUES ('bench', 'low')")
+        .execute("INSERT INTO tierline.backlogs (app, tier) VALUES ('bench', 'low') ON CONFLICT DO NOTHING")
         .await?;
     let insert = format!(
         "INSERT INTO tierline.ready (id, due_at, backlog, rank, task, payload) \

@@ -13,7 +13,6 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
-use uuid::Uuid;
 
 use super::RowSettings;
 use super::signal::{Signalled, TierSignal, earlier};
@@ -265,18 +264,6 @@ impl Rows {
     /// Changes how many rows are claimed and not settled at most. What is above it stays.
     pub(crate) fn set_window(&mut self, window: usize) {
         self.window = window;
-    }
-
-    /// The row of a delivery.
-    pub(crate) fn row_id(&self, handle: Handle) -> Option<Uuid> {
-        self.unsettled.get(&handle).map(|it| it.run.id)
-    }
-
-    /// Ends a run whose message the broker has stored: the task goes on there.
-    pub(crate) fn relayed(&mut self, handle: Handle) {
-        if let Some(unsettled) = self.remove(handle) {
-            self.done.push((unsettled.run, None));
-        }
     }
 
     /// Applies what the tasks that serve all tiers found out.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::{Forwarded, PendingDeadLetter, Quarantine, Rows, State, Unsettled};
 use crate::Error;
@@ -21,6 +22,18 @@ use crate::task::CancelReason;
 const BACK_PAUSE: Duration = Duration::from_secs(1);
 
 impl Rows {
+    /// The row of a delivery.
+    pub(crate) fn row_id(&self, handle: Handle) -> Option<Uuid> {
+        self.unsettled.get(&handle).map(|it| it.run.id)
+    }
+
+    /// Ends a run whose message the broker has stored: the task goes on there.
+    pub(crate) fn relayed(&mut self, handle: Handle) {
+        if let Some(unsettled) = self.remove(handle) {
+            self.done.push((unsettled.run, None));
+        }
+    }
+
     /// Dead-letters a task that waited for too long, as a queue of the broker does.
     pub(super) fn expire(&mut self, handle: Handle) {
         let Some(unsettled) = self.unsettled.get_mut(&handle) else {

@@ -197,31 +197,37 @@ fn leftovers(topology: &Topology, plan: &Plan, snapshot: &Snapshot) -> Vec<Findi
         .map(|exchange| &exchange.name)
         .collect();
     let queues: BTreeSet<&String> = plan.queues.iter().map(|queue| &queue.name).collect();
-    let exchanges = snapshot
+    let is_of_delays = |name: &str| delays::is_long_delay(topology, name);
+    let (of_delays, exchanges): (Vec<_>, Vec<_>) = snapshot
         .exchanges
         .keys()
         .filter(|name| name.starts_with(&prefix) && !exchanges.contains(name))
-        .map(|name| {
-            let known = moves::leftover_exchange(topology, name);
-            let known = known.or_else(|| delays::leftover_exchange(topology, name));
-            known.unwrap_or_else(|| Finding {
-                severity: Severity::Warning,
-                object: format!("exchange {name}"),
-                what: "is no longer in the file".to_owned(),
-                help: "make sure that nothing publishes to it, and delete it by hand".to_owned(),
-            })
-        });
-    let queues = snapshot
+        .partition(|name| is_of_delays(name));
+    let (queues_of_delays, queues): (Vec<_>, Vec<_>) = snapshot
         .queues
         .iter()
         .filter(|(name, _)| name.starts_with(&prefix) && !queues.contains(name))
+        .partition(|(name, _)| is_of_delays(name));
+    let queues_of_delays: Vec<_> = queues_of_delays.iter().map(|(_, queue)| *queue).collect();
+    let of_delays = delays::leftovers(topology, of_delays.len(), &queues_of_delays);
+    let exchanges = exchanges.into_iter().map(|name| {
+        let known = moves::leftover_exchange(topology, name);
+        known.unwrap_or_else(|| Finding {
+            severity: Severity::Warning,
+            object: format!("exchange {name}"),
+            what: "is no longer in the file".to_owned(),
+            help: "make sure that nothing publishes to it, and delete it by hand".to_owned(),
+        })
+    });
+    let queues = queues
+        .into_iter()
         .map(|(name, queue)| leftover_queue(topology, name, queue));
-    exchanges.chain(queues).collect()
+    exchanges.chain(queues).chain(of_delays).collect()
 }
 
 fn leftover_queue(topology: &Topology, name: &str, queue: &FoundQueue) -> Finding {
     let known = moves::leftover_queue(topology, name, queue);
-    if let Some(finding) = known.or_else(|| delays::leftover_queue(topology, name, queue)) {
+    if let Some(finding) = known {
         return finding;
     }
     let what = "is no longer in the file";

@@ -15,8 +15,10 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::fault_worker::{Add, FaultWorker, Line};
 
 const WORKERS: usize = 3;
-/// How long a worker lives at least after it has begun to consume, times the number of workers.
-const PAUSE: Duration = Duration::from_millis(200);
+/// A worker is killed so often. Each lives for longer than a lease: only such a process takes over what dead ones held.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long a handler takes before its commit, and after it.
+const MILLISECONDS: u64 = 50;
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn measure(report: &mut Report, is_quick: bool) -> Result<()> {
@@ -176,7 +178,7 @@ impl Accounts {
         }
         let app = builder.connect().await?;
         let requests = (0..self.tasks).map(|number| {
-            let milliseconds = 5;
+            let milliseconds = MILLISECONDS;
             PublishRequest::new(&Add {
                 number,
                 milliseconds,

@@ -50,7 +50,7 @@ ALTER TABLE tierline.scheduled DROP CONSTRAINT scheduled_pkey, ADD CONSTRAINT sc
 --
 -- Each entry has a subtransaction, so that a key that is busy neither fails nor holds up the others, and leaves the
 -- caller's transaction as it was. Keys are taken in one order, and no lock is waited for as long as a deadlock lasts.
--- A duplicate leaves no lock of its key behind.
+-- A duplicate leaves no lock of its key behind, unless it locks a row.
 --
 -- A task whose key is held until it is started is to see what the caller's transaction writes. So if it waits, its row is
 -- locked until that transaction ends: no worker claims a locked row.

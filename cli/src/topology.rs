@@ -173,8 +173,12 @@ async fn run_apply(
             output.json["postgres"] = postgres;
         }
     }
-    if !is_database_first {
-        apply_database(topology, database.as_ref(), &mut output).await?;
+    if !is_database_first
+        && let Err(error) = apply_database(topology, database.as_ref(), &mut output).await
+    {
+        // What was declared on the broker is to be told all the same.
+        let done = output;
+        return Err(Failure::Partly(Box::new(Partial { done, error })));
     }
     Ok(output)
 }
@@ -183,7 +187,7 @@ async fn apply_database(
     topology: &Topology,
     database: Option<&Database>,
     output: &mut Output,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let Some(database) = database else {
         return Ok(());
     };

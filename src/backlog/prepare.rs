@@ -8,7 +8,6 @@ use tokio::sync::Mutex;
 use super::add_backlogs;
 use super::writer::RowWriters;
 use crate::Error;
-use crate::error::DatabaseError;
 use crate::postgres::{Database, DedicatedConnection};
 
 /// How long the statement may take.
@@ -39,14 +38,11 @@ impl RowWriters {
             return Ok(());
         }
         let mut connection = DedicatedConnection::to(&self.database);
-        match self.add_tiers(&mut connection).await {
-            // An app all of whose tiers are on the broker starts without its database.
-            Err(Error::Database(DatabaseError::NotMigrated { .. })) if self.may_migrate => {
-                Database::migrate_on(&mut connection).await?;
-                self.add_tiers(&mut connection).await?;
-            }
-            added => added?,
+        // An app all of whose tiers are on the broker starts without its database.
+        if self.may_migrate {
+            Database::migrate_on(&mut connection).await?;
         }
+        self.add_tiers(&mut connection).await?;
         known.are_known.store(true, Ordering::Release);
         Ok(())
     }

@@ -56,17 +56,24 @@ impl Room {
         of: (&str, &str),
         rows: usize,
     ) -> Result<Result<(), InsertFailure>, sqlx::Error> {
-        if rows == 1
-            && let Some(is_admitted) = self.admit()
-        {
-            return Ok(is_admitted);
+        let rows = i64::try_from(rows).unwrap_or(i64::MAX);
+        if self.take(rows) {
+            return Ok(Ok(()));
         }
         let waiting = self.count(connection, of).await?;
-        let rows = i64::try_from(rows).unwrap_or(i64::MAX);
-        Ok(match waiting.saturating_add(rows) <= self.most {
-            true => Ok(()),
-            false => Err(InsertFailure::Full),
-        })
+        if waiting.saturating_add(rows) > self.most {
+            return Ok(Err(InsertFailure::Full));
+        }
+        self.take(rows);
+        Ok(Ok(()))
+    }
+
+    /// Whether so many rows may be inserted without a count, and takes them from what may be.
+    fn take(&self, rows: i64) -> bool {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_allowance = known.allowance >= rows;
+        known.allowance = known.allowance.saturating_sub(rows).max(0);
+        has_allowance
     }
 
     /// Counts the rows of a tier that wait, up to the limit.

@@ -10,7 +10,8 @@ use super::insert::insert_rows;
 use super::keys::{Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, KeyedRow, Wait, insert_keyed};
 use super::row::NewRow;
 use super::writer::{
-    BATCH_BYTES, BATCH_ROWS, InsertFailure, KEYED_ROWS, RowWriters, failure, unsent_because,
+    BATCH_BYTES, BATCH_ROWS, InsertFailure, KEYED_ROWS, RowWriters, failure, is_of_unknown_tier,
+    unsent_because,
 };
 use crate::postgres::PgConnection;
 
@@ -19,8 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 const TRIED: &str = "publish within a transaction";
-const FOREIGN: &str =
-    "the transaction's database has no tables of tierline; begin it on the app's own database";
+const FOREIGN: &str = "the transaction's database lacks tables of this release of tierline; begin it on the app's own database, or run \
+     `tierline migrate`";
 /// sqlx sends a statement in two steps, which outside of a transaction may reach two server connections.
 const NO_TRANSACTION: &str =
     "behind a transaction pooler it needs a transaction, begun with sqlx's begin()";
@@ -94,14 +95,14 @@ impl RowWriters {
 
     /// A statement of the caller's transaction failed: nothing of the transaction is stored, whatever the error.
     fn failed_within(&self, error: sqlx::Error) -> InsertFailure {
+        if is_of_unknown_tier(&error) {
+            self.prepare_again();
+            let why = "the database did not know its tier when the transaction began; run the transaction again";
+            return InsertFailure::NotSent(why.into());
+        }
         match failure(self.database.failed(TRIED, error)) {
             InsertFailure::Lost(cause) => InsertFailure::NotSent(cause),
             InsertFailure::NotMigrated(_) => InsertFailure::Refused(FOREIGN.into()),
-            InsertFailure::NotSent(cause) => {
-                // Its tier may be newer than the transaction, or the database was restored.
-                self.prepare_again();
-                InsertFailure::NotSent(format!("{cause}; run the transaction again").into())
-            }
             failure => failure,
         }
     }

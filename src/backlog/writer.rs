@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use sqlx::postgres::PgDatabaseError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
@@ -335,26 +336,35 @@ impl WriterConnection {
         let wait = self.wait;
         let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
         let is_prepared = std::mem::replace(&mut self.is_prepared, true);
+        let mut is_tier_unknown = false;
         let inserting = self
             .connection
             .within(LIMIT, "publish", async |connection| {
                 if !is_prepared {
                     add_backlogs(connection, of.0, &[of.1]).await?;
                 }
-                match keyed.is_empty() {
+                let inserted = match keyed.is_empty() {
                     true => {
-                        insert_rows(connection, of, &rows).await?;
-                        Ok(vec![Ok(Inserted::New); rows.len()])
+                        let inserted = insert_rows(connection, of, &rows).await;
+                        inserted.map(|_| vec![Ok(Inserted::New); rows.len()])
                     }
                     false => {
-                        let inserting = insert_keyed(connection, of, wait, &keeping, &keyed);
-                        Ok(inserting.await?.inserted)
+                        let inserted = insert_keyed(connection, of, wait, &keeping, &keyed).await;
+                        inserted.map(|answer| answer.inserted)
                     }
-                }
+                };
+                inserted.inspect_err(|error| is_tier_unknown = is_of_unknown_tier(error))
             });
         let inserted = inserting.await.map_err(failure);
         self.is_prepared = inserted.is_ok();
-        inserted
+        match is_tier_unknown {
+            // It gets its number before the next attempt.
+            true => {
+                let why = "the database did not know its tier";
+                Err(InsertFailure::NotSent(why.into()))
+            }
+            false => inserted,
+        }
     }
 
     /// Takes the rows out of a batch for which the tier has no room.
@@ -454,18 +464,15 @@ pub(super) fn failure(error: Error) -> InsertFailure {
     let cause = error.to_string().into();
     match error {
         Error::Database(DatabaseError::Failed { .. }) => InsertFailure::Lost(cause),
-        Error::Database(DatabaseError::Refused { cause: said, .. })
-            if is_of_unknown_tier(&said) =>
-        {
-            InsertFailure::NotSent("the database did not know its tier yet".into())
-        }
         Error::Database(DatabaseError::Refused { .. }) => InsertFailure::Refused(cause),
         Error::Database(DatabaseError::NotMigrated { .. }) => InsertFailure::NotMigrated(cause),
         _ => InsertFailure::NotSent(cause),
     }
 }
 
-/// Whether an insert failed because the tier has no number, as far as its transaction could see.
-fn is_of_unknown_tier(said: &str) -> bool {
-    said.contains("null value in column \"backlog\"")
+/// Whether an insert failed because its tier has no number: it is newer than the transaction, or the database was restored.
+pub(super) fn is_of_unknown_tier(error: &sqlx::Error) -> bool {
+    let said = error.as_database_error();
+    let said = said.and_then(|said| said.try_downcast_ref::<PgDatabaseError>());
+    said.is_some_and(|said| said.code() == "23502" && said.column() == Some("backlog"))
 }

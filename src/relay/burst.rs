@@ -2,32 +2,66 @@
 //!
 //! A backlog that is relayed at full speed keeps broker and database busy, and each step of a row of another tier waits for
 //! them. So while other tiers of this process have rows from time to time, a tier that never runs out of rows sends them in
-//! bursts, and rests between two for longer than a burst takes.
+//! bursts, and rests between two for longer than a burst takes. It does not give way to a tier that is less urgent.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::topology::Tier;
+
 /// How long a tier counts as one that others give way to, after it has sent all rows that it had.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
 /// How many messages a burst has.
 pub(super) const BURST: usize = 64;
+/// With so many unconfirmed a burst is over: a few may wait for a queue that is slow.
+const LEFT: usize = BURST / 4;
+/// A burst is over after this time in any case.
+const LONGEST_BURST: Duration = Duration::from_millis(100);
 /// How many times as long as a burst the rest after it is.
-const REST: u32 = 4;
+const REST: u32 = 2;
 const SHORTEST_REST: Duration = Duration::from_millis(10);
-const LONGEST_REST: Duration = Duration::from_millis(200);
 
 /// When each tier of a relay last sent all rows that it had.
 #[derive(Debug, Default)]
-pub(super) struct Activity(Mutex<HashMap<String, Instant>>);
+pub(super) struct Activity(Mutex<HashMap<String, (Urgency, Instant)>>);
+
+/// How urgent a tier is, as far as the map says: by its `slo`, then by its `weight`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Urgency {
+    slo: Option<Duration>,
+    weight: Option<f64>,
+}
+
+impl Urgency {
+    pub(super) fn of(tier: &Tier) -> Self {
+        let Tier { slo, weight, .. } = tier;
+        Self {
+            slo: *slo,
+            weight: *weight,
+        }
+    }
+
+    /// Whether the map says so. Two tiers of which it says nothing are equal.
+    fn is_less_than(self, other: Self) -> bool {
+        let slo = |of: Self| of.slo.unwrap_or(Duration::MAX);
+        match slo(self).cmp(&slo(other)) {
+            Ordering::Less => false,
+            Ordering::Greater => true,
+            Ordering::Equal => self.weight.unwrap_or(1.0) < other.weight.unwrap_or(1.0),
+        }
+    }
+}
 
 /// The bursts of one tier.
 #[derive(Debug)]
 pub(super) struct Bursts {
     activity: Arc<Activity>,
     tier: String,
+    urgency: Urgency,
     /// Whether there were more rows than could be sent the last time.
     has_backlog: bool,
     began: Option<Instant>,
@@ -35,10 +69,11 @@ pub(super) struct Bursts {
 }
 
 impl Bursts {
-    pub(super) fn new(activity: &Arc<Activity>, tier: &str) -> Self {
+    pub(super) fn new(activity: &Arc<Activity>, tier: &str, urgency: Urgency) -> Self {
         Self {
             activity: activity.clone(),
             tier: tier.to_owned(),
+            urgency,
             has_backlog: false,
             began: None,
             rests_until: None,
@@ -51,19 +86,21 @@ impl Bursts {
             (self.began, self.rests_until) = (None, None);
             return window;
         }
-        if unconfirmed > 0 {
-            // Nothing is added to a burst.
-            return 0;
-        }
-        if let Some(began) = self.began.take() {
-            let rest = (now - began) * REST;
-            self.rests_until = Some(now + rest.clamp(SHORTEST_REST, LONGEST_REST));
+        if let Some(began) = self.began {
+            let took = now - began;
+            if unconfirmed > LEFT && took < LONGEST_BURST {
+                // Nothing is added to a burst.
+                return 0;
+            }
+            self.began = None;
+            let rest = took.min(LONGEST_BURST) * REST;
+            self.rests_until = Some(now + rest.max(SHORTEST_REST));
         }
         match self.rests_until {
             Some(until) if now < until => 0,
             _ => {
                 self.rests_until = None;
-                window.min(BURST)
+                window.min(unconfirmed + BURST)
             }
         }
     }
@@ -75,13 +112,14 @@ impl Bursts {
         if are_all {
             let mut activity = self.activity.0.lock();
             let activity = activity.as_mut().unwrap_or_else(PoisonError::get_mut);
-            activity.insert(self.tier.clone(), now);
+            activity.insert(self.tier.clone(), (self.urgency, now));
         }
     }
 
-    /// When to send again.
-    pub(super) fn rests_until(&self) -> Option<Instant> {
-        self.rests_until
+    /// When to look again whether a burst or a rest is over.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let over = self.began.filter(|_| self.has_backlog);
+        self.rests_until.or(over.map(|began| began + LONGEST_BURST))
     }
 
     fn is_another_active(&self, now: Instant) -> bool {
@@ -89,7 +127,8 @@ impl Bursts {
         let activity = activity.unwrap_or_else(PoisonError::into_inner);
         activity
             .iter()
-            .any(|(tier, at)| *tier != self.tier && now < *at + ACTIVE_FOR)
+            .filter(|(tier, _)| **tier != self.tier)
+            .any(|(_, (urgency, at))| now < *at + ACTIVE_FOR && !urgency.is_less_than(self.urgency))
     }
 }
 
@@ -97,36 +136,71 @@ impl Bursts {
 mod tests {
     use super::*;
 
+    const NOTHING_SAID: Urgency = Urgency {
+        slo: None,
+        weight: None,
+    };
+
     #[tokio::test(start_paused = true)]
     async fn a_backlog_rests_between_bursts_while_another_tier_has_rows_now_and_then() {
         let activity = Arc::default();
-        let [mut bulk, mut critical] = ["bulk", "critical"].map(|it| Bursts::new(&activity, it));
+        let bursts = |tier| Bursts::new(&activity, tier, NOTHING_SAID);
+        let [mut bulk, mut critical] = ["bulk", "critical"].map(bursts);
         let begin = Instant::now();
         bulk.sent(false, begin);
         assert_eq!(bulk.window(256, 200, begin), 256);
         critical.sent(true, begin);
         assert_eq!(critical.window(256, 1, begin), 256);
-        assert_eq!(bulk.window(256, 200, begin), 0);
         assert_eq!(bulk.window(256, 0, begin), BURST);
         bulk.sent(false, begin);
         let confirmed = begin + Duration::from_millis(20);
-        assert_eq!(bulk.window(256, 1, confirmed), 0);
-        assert_eq!(bulk.window(256, 0, confirmed), 0);
-        let rested = confirmed + Duration::from_millis(80);
-        assert_eq!(bulk.rests_until(), Some(rested));
-        assert_eq!(bulk.window(256, 0, rested), BURST);
+        assert_eq!(bulk.window(256, LEFT + 1, confirmed), 0);
+        assert_eq!(bulk.window(256, LEFT, confirmed), 0);
+        let rested = confirmed + Duration::from_millis(40);
+        assert_eq!(bulk.wake_at(), Some(rested));
+        assert_eq!(bulk.window(256, LEFT, rested), LEFT + BURST);
         // The other one has a backlog of its own, or nothing, for a while.
         bulk.sent(false, rested);
         critical.sent(false, rested);
         assert_eq!(bulk.window(256, BURST, begin + ACTIVE_FOR), 256);
-        assert_eq!(bulk.rests_until(), None);
+        assert_eq!(bulk.wake_at(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_tier_gives_way_to_itself() {
-        let mut bulk = Bursts::new(&Arc::default(), "bulk");
+    async fn a_burst_that_is_not_confirmed_holds_up_the_next_one_for_a_moment() {
+        let activity = Arc::default();
+        let bursts = |tier| Bursts::new(&activity, tier, NOTHING_SAID);
+        let [mut bulk, mut critical] = ["bulk", "critical"].map(bursts);
+        let begin = Instant::now();
+        critical.sent(true, begin);
+        bulk.sent(false, begin);
+        assert_eq!(bulk.window(256, BURST, begin), 0);
+        assert_eq!(bulk.wake_at(), Some(begin + LONGEST_BURST));
+        let over = begin + LONGEST_BURST;
+        assert_eq!(bulk.window(256, BURST, over), 0);
+        let rested = over + LONGEST_BURST * REST;
+        assert_eq!(bulk.window(256, BURST, rested), 2 * BURST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_tier_gives_way_to_itself_or_to_one_that_is_less_urgent() {
+        let activity = Arc::default();
+        let urgent = Urgency {
+            slo: Some(Duration::from_secs(5)),
+            ..NOTHING_SAID
+        };
+        let mut critical = Bursts::new(&activity, "critical", urgent);
+        let mut bulk = Bursts::new(&activity, "bulk", NOTHING_SAID);
         bulk.sent(true, Instant::now());
-        bulk.sent(false, Instant::now());
-        assert_eq!(bulk.window(256, 10, Instant::now()), 256);
+        critical.sent(true, Instant::now());
+        critical.sent(false, Instant::now());
+        assert_eq!(critical.window(256, 10, Instant::now()), 256);
+        let [heavy, light] = [2.0, 0.5].map(|weight| Urgency {
+            weight: Some(weight),
+            ..NOTHING_SAID
+        });
+        assert!(light.is_less_than(NOTHING_SAID) && NOTHING_SAID.is_less_than(heavy));
+        assert!(heavy.is_less_than(urgent) && !urgent.is_less_than(heavy));
+        assert!(!light.is_less_than(light));
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use uuid::Uuid;
 
-use super::burst::{Activity, Bursts};
+use super::burst::{Activity, Bursts, Urgency};
 use super::keys::KeyHolder;
 use super::message::{Relayed, relayed, unpublishable};
 use super::pace::Pace;
@@ -86,6 +86,7 @@ impl RelayedTier {
         activity: &Arc<Activity>,
         stopping: CancellationToken,
     ) -> Option<Self> {
+        let urgency = Urgency::of(consumer.topology.tier(name)?);
         Some(Self {
             consumer,
             name: name.to_owned(),
@@ -94,7 +95,7 @@ impl RelayedTier {
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,
             pace: Pace::new(UNCONFIRMED),
-            bursts: Bursts::new(activity, name),
+            bursts: Bursts::new(activity, name, urgency),
             stray_warnings: Backoff::new(),
             stopping: Box::pin(stopping.cancelled_owned()),
             is_draining: false,
@@ -213,7 +214,8 @@ impl RelayedTier {
             Err(error) => error,
         };
         let (tier, id) = (self.name.as_str(), &message.id);
-        let is_warning = match is_own_tier {
+        let is_of_queue = is_own_tier && !matches!(*error, Error::Database(_));
+        let is_warning = match is_of_queue {
             true => self.pace.refused(Instant::now()),
             false => self.stray_warnings.is_worth_a_warning(),
         };
@@ -237,8 +239,10 @@ impl RelayedTier {
     /// Whether it is time to look again.
     fn is_time(&mut self, cx: &mut Context<'_>) -> bool {
         let paused = self.pace.paused_until().filter(|_| !self.is_draining);
-        let rests = self.bursts.rests_until();
-        let wake_at = self.rows.wake_at().into_iter().chain(paused).chain(rests);
+        // While nothing is sent, nobody asks whether a burst is over.
+        let is_sending = !self.is_draining && paused.is_none();
+        let bursts = self.bursts.wake_at().filter(|_| is_sending);
+        let wake_at = self.rows.wake_at().into_iter().chain(paused).chain(bursts);
         let Some(wake_at) = wake_at.min() else {
             return false;
         };

@@ -114,7 +114,7 @@ impl Tasks {
 
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
-    /// The tier that it moves to, any of the map
+    /// The tier
     #[arg(long)]
     pub(crate) tier: Option<String>,
     /// The task

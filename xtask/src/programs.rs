@@ -293,10 +293,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_test_that_passes_by_itself_is_flaky() {
-        failing("    a::b\\n    a::c\\n", "echo 2 passed")
+        failing("    a::b\\n    a::c\\n", "echo 2 passed; exit 0")
             .await
             .unwrap();
-        failing("    a::b\\n", "echo 0 passed").await.unwrap_err();
+        failing("    a::b\\n", "echo 0 passed; exit 0")
+            .await
+            .unwrap_err();
         failing("    a::b\\n", "exit 3").await.unwrap_err();
     }
 

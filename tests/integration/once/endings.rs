@@ -178,15 +178,16 @@ async fn a_transaction_within_that_did_not_end_lets_nothing_be_committed() {
         }
         working.end().await;
         assert_eq!((bank.value(1).await, bank.value(2).await), (1, 1));
-        let errors = bank.teller.errors.lock().unwrap();
-        let are_told = errors.iter().all(|error| {
-            matches!(
-                error,
-                Error::Transaction(TransactionError::Unbalanced { .. })
-            )
-        });
-        assert!(are_told && errors.len() == 2, "{errors:?}");
-        drop(errors);
+        {
+            let errors = bank.teller.errors.lock().unwrap();
+            let are_told = errors.iter().all(|error| {
+                matches!(
+                    error,
+                    Error::Transaction(TransactionError::Unbalanced { .. })
+                )
+            });
+            assert!(are_told && errors.len() == 2, "{errors:?}");
+        }
         bank.assert_settled().await;
     }
 }

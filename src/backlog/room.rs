@@ -57,6 +57,9 @@ impl Room {
         rows: usize,
     ) -> Result<Result<(), InsertFailure>, sqlx::Error> {
         let rows = i64::try_from(rows).unwrap_or(i64::MAX);
+        if self.is_full() {
+            return Ok(Err(InsertFailure::Full));
+        }
         if self.take(rows) {
             return Ok(Ok(()));
         }
@@ -66,6 +69,12 @@ impl Room {
         }
         self.take(rows);
         Ok(Ok(()))
+    }
+
+    /// Whether the tier was found full a moment ago. Counting it at every publish would cost the other tiers too.
+    fn is_full(&self) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.full_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether so many rows may be inserted without a count, and takes them from what may be.

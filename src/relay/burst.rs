@@ -16,7 +16,7 @@ use crate::topology::Tier;
 /// How long a tier counts as one that others give way to, after it has sent all rows that it had.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
 /// How many messages a burst has.
-pub(super) const BURST: usize = 64;
+const BURST: usize = 64;
 /// With so many unconfirmed a burst is over: a few may wait for a queue that is slow.
 const LEFT: usize = BURST / 4;
 /// A burst is over after this time in any case.
@@ -30,7 +30,7 @@ const SHORTEST_REST: Duration = Duration::from_millis(10);
 pub(super) struct Activity(Mutex<HashMap<String, (Urgency, Instant)>>);
 
 /// How urgent a tier is, as far as the map says: by its `slo`, then by its `weight`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Urgency {
     slo: Option<Duration>,
     weight: Option<f64>,

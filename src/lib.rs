@@ -49,6 +49,8 @@ pub mod postgres;
 
 pub mod amqp;
 
+pub mod control;
+
 mod route;
 
 #[cfg(feature = "postgres")]

@@ -16,6 +16,7 @@ use super::database::DatabaseSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
+use crate::control::KnownControls;
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
@@ -289,6 +290,7 @@ impl Builder {
         if let Some(connection) = connecting.within(limit).await? {
             app.publisher.ready(connection);
         }
+        app.work.controls.loaded().await;
         Ok(app)
     }
 
@@ -387,6 +389,13 @@ impl Builder {
             }
             None => (from, None),
         };
+        #[cfg(feature = "postgres")]
+        let controls = match &database {
+            Some(database) => KnownControls::watch(database, &topology, &observers),
+            None => KnownControls::none(),
+        };
+        #[cfg(not(feature = "postgres"))]
+        let controls = KnownControls::none();
         let publisher = Publisher::new(
             topology.clone(),
             from,
@@ -438,6 +447,7 @@ impl Builder {
                 may_declare: on_connect == OnConnect::Apply,
                 abort_when_hung,
                 suspects: Arc::default(),
+                controls,
                 collector: None,
             },
         };

@@ -17,6 +17,8 @@ use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::backlog::Backlog;
 #[cfg(feature = "postgres")]
+use crate::control::Control;
+#[cfg(feature = "postgres")]
 use crate::dead::{Collector, DeadLetters, Outcomes};
 #[cfg(feature = "postgres")]
 use crate::error::DatabaseError;
@@ -231,6 +233,17 @@ impl Tierline {
         let database = self.log("use the tasks in Postgres")?.database();
         let backlog = Backlog::new(self.topology().clone(), database.clone());
         Ok(backlog.by(&self.work.connection_name))
+    }
+
+    /// What can be changed while the app runs: pause and resume tiers, groups and tasks.
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn control(&self) -> Result<Control, Error> {
+        let database = self.log("control the app")?.database();
+        let control = Control::new(self.topology().clone(), database.clone());
+        Ok(control.by(&self.work.connection_name))
     }
 
     /// The log of dead letters: list, group, redrive, discard.

@@ -18,6 +18,8 @@ pub use crate::backlog::error::BacklogError;
 #[cfg(feature = "postgres")]
 pub use crate::completion::error::TransactionError;
 #[cfg(feature = "postgres")]
+pub use crate::control::error::ControlError;
+#[cfg(feature = "postgres")]
 pub use crate::dead::error::DeadLetterError;
 #[cfg(feature = "postgres")]
 pub use crate::postgres::error::DatabaseError;
@@ -92,6 +94,11 @@ pub enum Error {
     #[error(transparent)]
     DeadLetter(#[from] DeadLetterError),
 
+    /// A tier, a group or a task cannot be paused, limited or overridden as was asked.
+    #[cfg(feature = "postgres")]
+    #[error(transparent)]
+    Control(#[from] ControlError),
+
     /// A span of time was given as text that cannot be read.
     #[error("{_0}")]
     InvalidDuration(Box<InvalidDuration>),
@@ -156,6 +163,8 @@ impl Error {
             Error::Transaction(error) => error.kind(),
             #[cfg(feature = "postgres")]
             Error::DeadLetter(error) => error.kind(),
+            #[cfg(feature = "postgres")]
+            Error::Control(error) => error.kind(),
             Error::InvalidDuration(_) | Error::InvalidToken { .. } => ErrorKind::Invalid,
             Error::Closed { .. } => ErrorKind::Closed,
             Error::NoSignals { .. } => ErrorKind::System,

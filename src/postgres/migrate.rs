@@ -16,9 +16,9 @@ const LOCK: i64 = 0x7469_6572_6c69_6e65;
 const LIMIT: Duration = Duration::from_secs(120);
 const TRIED: &str = "migrate the schema tierline";
 
-/// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201), so
+/// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201, control from 301), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 10] = [
+const MIGRATIONS: [(i64, &str, &str); 11] = [
     (
         1,
         "dead letters",
@@ -64,6 +64,11 @@ const MIGRATIONS: [(i64, &str, &str); 10] = [
         206,
         "completed tasks",
         include_str!("../../migrations/0206_completed.sql"),
+    ),
+    (
+        301,
+        "control",
+        include_str!("../../migrations/0301_control.sql"),
     ),
 ];
 

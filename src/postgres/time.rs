@@ -78,6 +78,17 @@ pub(crate) fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::O
     }
 }
 
+/// Writes a time that may be missing.
+pub(crate) fn serialize_some<S: Serializer>(
+    time: &Option<SystemTime>,
+    out: S,
+) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => serialize(time, out),
+        None => out.serialize_none(),
+    }
+}
+
 impl From<SystemTime> for Time {
     fn from(time: SystemTime) -> Self {
         Self(time)

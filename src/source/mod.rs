@@ -118,6 +118,9 @@ pub(crate) trait Source: Send {
     /// is false). Returns whether the next call must follow at once.
     fn flush(&mut self, is_quiet: bool) -> bool;
 
+    /// While its tier is paused, a source receives nothing, and puts back what was not taken. What runs goes on.
+    fn set_paused(&mut self, is_paused: bool);
+
     /// Receives no more deliveries, and puts back those that were not taken.
     fn drain(&mut self);
 

@@ -19,6 +19,7 @@ use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
 use super::transactions::GroupTransactions;
 use super::{Phase, Shared};
+use crate::control::Snapshot;
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
@@ -30,6 +31,7 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) struct Group {
     shared: Arc<Shared>,
+    group: topology::Group,
     transactions: GroupTransactions,
     slots: usize,
     order: Order,
@@ -46,6 +48,11 @@ pub(super) struct Group {
     events: mpsc::UnboundedReceiver<JobEvent>,
     phase: watch::Receiver<Phase>,
     phase_changed: BoxFuture<'static, ()>,
+    /// What operators have paused.
+    controls: watch::Receiver<Arc<Snapshot>>,
+    controls_changed: BoxFuture<'static, ()>,
+    /// Which tiers are paused, by their index.
+    paused: Vec<bool>,
     timer: Pin<Box<Sleep>>,
     /// When to tick although nothing has happened.
     wake_at: Option<Instant>,
@@ -70,8 +77,9 @@ impl Group {
         let tiers = group.tiers.iter().filter_map(|name| topology.tier(name));
         let weights = tiers.map(|tier| tier.weight.unwrap_or(1.0));
         let order = Order::new(group.order, weights);
+        let controls = shared.settings.controls.changes();
         let (sender, events) = mpsc::unbounded_channel();
-        Self {
+        let mut working = Self {
             transactions: GroupTransactions::new(&shared.settings, group),
             slots: group.concurrency.into(),
             order,
@@ -82,14 +90,20 @@ impl Group {
             handlers: 0,
             sender,
             events,
-            phase_changed: phase_changed(phase.clone()),
+            phase_changed: changed(phase.clone()),
             phase,
+            controls_changed: changed(controls.clone()),
+            controls,
+            paused: vec![false; group.tiers.len()],
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
             supplies: Vec::with_capacity(group.tiers.len()),
+            group: group.clone(),
             shared,
-        }
+        };
+        working.apply_controls();
+        working
     }
 
     /// Works until the shutdown is over.
@@ -110,6 +124,7 @@ impl Group {
         loop {
             let is_quiet = !self.handle_job_events(cx);
             self.drain_if_asked(cx);
+            self.pause_if_asked(cx);
             for index in 0..self.sources.len() {
                 while let Poll::Ready(settled) = self.sources[index].poll(cx) {
                     self.running.remove(&(index, settled));
@@ -201,12 +216,43 @@ impl Group {
         (wake_at, false)
     }
 
+    /// Follows what operators pause and resume.
+    fn pause_if_asked(&mut self, cx: &mut Context<'_>) {
+        let mut has_changed = false;
+        while self.controls_changed.as_mut().poll(cx).is_ready() {
+            has_changed = true;
+            self.controls_changed = changed(self.controls.clone());
+        }
+        if has_changed {
+            self.apply_controls();
+        }
+    }
+
+    fn apply_controls(&mut self) {
+        let controls = self.controls.borrow_and_update().clone();
+        for (index, tier) in self.group.tiers.iter().enumerate() {
+            let is_paused = controls.is_paused(&self.group.name, tier);
+            if std::mem::replace(&mut self.paused[index], is_paused) == is_paused {
+                continue;
+            }
+            let group = self.group.name.as_str();
+            match is_paused {
+                true => tracing::info!(group, tier, "paused"),
+                false => tracing::info!(group, tier, "resumed"),
+            }
+            for source in sources_of(&mut self.sources, index) {
+                source.set_paused(is_paused);
+            }
+        }
+    }
+
     /// What each tier can give: the best of its sources.
     fn ask_supplies(&mut self) {
         self.supplies.clear();
         self.supplies.resize(self.tiers, Supply::Empty);
         for source in &mut self.sources {
-            let Some(tier) = source.tier() else {
+            // A paused tier is empty, and holds up no other.
+            let Some(tier) = source.tier().filter(|tier| !self.paused[*tier]) else {
                 continue;
             };
             let supply = &mut self.supplies[tier];
@@ -253,7 +299,7 @@ impl Group {
     /// Begins no more, and puts back what has not begun.
     fn drain_if_asked(&mut self, cx: &mut Context<'_>) {
         while self.phase_changed.as_mut().poll(cx).is_ready() {
-            self.phase_changed = phase_changed(self.phase.clone());
+            self.phase_changed = changed(self.phase.clone());
         }
         if self.is_draining || *self.phase.borrow() < Phase::Drain {
             return;
@@ -314,12 +360,12 @@ fn sources_of(
     sources.iter_mut().filter(is_of_tier)
 }
 
-/// Completes when the phase changes.
-fn phase_changed(mut phase: watch::Receiver<Phase>) -> BoxFuture<'static, ()> {
-    phase.mark_unchanged();
+/// Completes when the value changes after this call.
+fn changed<T: Send + Sync + 'static>(mut value: watch::Receiver<T>) -> BoxFuture<'static, ()> {
+    value.mark_unchanged();
     Box::pin(async move {
-        if phase.changed().await.is_err() {
-            // The worker is gone, and with it this group.
+        if value.changed().await.is_err() {
+            // The worker is gone, and with it this group; or nothing can change any more.
             std::future::pending().await
         }
     })

@@ -17,6 +17,7 @@ use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
 use crate::Error;
+use crate::control::KnownControls;
 use crate::error::WorkerError;
 use crate::execute::Executor;
 use crate::message::QUARANTINE_FROM;
@@ -77,6 +78,7 @@ pub(crate) struct WorkerParts {
     pub(crate) may_declare: bool,
     pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
+    pub(crate) controls: KnownControls,
     pub(crate) collector: Option<StartCollector>,
 }
 
@@ -100,6 +102,7 @@ impl WorkerParts {
             may_declare: self.may_declare,
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,
+            controls: self.controls.clone(),
             redeclared: Default::default(),
         }
     }
@@ -189,6 +192,7 @@ impl Worker {
         let watchdog = Watchdog::start(parts.observers.clone(), parts.abort_when_hung)
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
+        parts.controls.loaded().await;
         let shutting_down = Cancellation::new();
         let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();

@@ -33,6 +33,7 @@ pub(super) struct FormerQueue {
     queue: String,
     state: State,
     next_handle: Handle,
+    is_paused: bool,
     /// Whether the worker shuts down.
     is_draining: bool,
 }
@@ -64,6 +65,7 @@ impl FormerQueue {
             queue,
             state: State::Waiting(waiting),
             next_handle: 0,
+            is_paused: false,
             is_draining: false,
         }
     }
@@ -108,14 +110,15 @@ impl FormerQueue {
     fn advance(&mut self, cx: &mut Context<'_>) -> bool {
         match &mut self.state {
             State::Waiting(waiting) => {
-                if waiting.as_mut().poll(cx).is_pending() {
+                if self.is_paused || waiting.as_mut().poll(cx).is_pending() {
                     return false;
                 }
                 self.consume();
                 true
             }
             State::Consuming(source) => {
-                if self.is_draining || source.is_used_up(QUIET).is_err() {
+                let is_over = self.is_paused || source.is_used_up(QUIET).is_ok();
+                if self.is_draining || !is_over {
                     return false;
                 }
                 source.drain();
@@ -161,7 +164,7 @@ impl Source for FormerQueue {
     fn wake_at(&self) -> Option<Instant> {
         let source = self.source()?;
         let used_up_at = match &self.state {
-            State::Consuming(source) if !self.is_draining => {
+            State::Consuming(source) if !self.is_draining && !self.is_paused => {
                 source.is_used_up(QUIET).err().flatten()
             }
             _ => None,
@@ -189,6 +192,11 @@ impl Source for FormerQueue {
 
     fn flush(&mut self, is_quiet: bool) -> bool {
         self.source_mut().is_some_and(|it| it.flush(is_quiet))
+    }
+
+    /// A pause ends the consumer, and it is made again after it if the queue still has messages.
+    fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
     }
 
     fn drain(&mut self) {

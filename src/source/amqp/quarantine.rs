@@ -235,6 +235,9 @@ impl Source for Quarantine {
         false
     }
 
+    /// It serves all tiers of its group: the task that takes messages knows which are paused.
+    fn set_paused(&mut self, _: bool) {}
+
     fn drain(&mut self) {
         self.draining.cancel();
         self.offer = None;

@@ -95,6 +95,24 @@ impl Queue {
         source
     }
 
+    /// The same queue again after a pause. Handles count up from the first one, and what was done before the pause still
+    /// explains redeliveries.
+    pub(super) fn after_pause(
+        settings: &Arc<ConsumerSettings>,
+        group: &topology::Group,
+        index: usize,
+        tier: &Tier,
+        connection: ConsumerConnection,
+        before: &mut Self,
+    ) -> Self {
+        let history = RedeliveryHistory::new(before.window.into());
+        Self {
+            next_handle: before.next_handle,
+            history: std::mem::replace(&mut before.history, history),
+            ..Self::new(settings, group, index, tier, connection)
+        }
+    }
+
     /// The queue of this name, which the tier had before it moved. Handles count up from the first one.
     pub(super) fn former(
         settings: &Arc<ConsumerSettings>,
@@ -258,6 +276,21 @@ impl Queue {
             Consumer::None | Consumer::Subscribing(_) => true,
         };
         self.unsettled.is_empty() && is_flushed
+    }
+
+    /// Whether it receives no more, because of a pause or a shutdown.
+    pub(super) fn is_paused(&self) -> bool {
+        self.drain.is_some()
+    }
+
+    /// Ends the consumer, and copies what was prefetched. The connection stays.
+    fn stop_receiving(&mut self) {
+        if self.drain.is_some() {
+            return;
+        }
+        // Whether the queue is empty is asked once more.
+        self.outlook.expect_more();
+        self.drain = Some(Drain::new());
     }
 
     /// The handle of the next delivery.
@@ -444,14 +477,16 @@ impl Source for Queue {
         false
     }
 
-    fn drain(&mut self) {
-        if self.drain.is_some() {
-            return;
+    /// A queue that is paused is made again after the pause: see `TierQueue`.
+    fn set_paused(&mut self, is_paused: bool) {
+        if is_paused {
+            self.stop_receiving();
         }
+    }
+
+    fn drain(&mut self) {
         self.connection.drain();
-        // Whether the queue is empty is asked once more.
-        self.outlook.expect_more();
-        self.drain = Some(Drain::new());
+        self.stop_receiving();
     }
 
     fn is_drained(&self) -> bool {

@@ -123,8 +123,8 @@ impl Rows {
         let Some(worker) = self.worker else {
             return Ok(None);
         };
-        let is_draining = self.drain_by.is_some();
-        if !is_draining
+        let may_receive = self.drain_by.is_none() && !self.is_paused;
+        if may_receive
             && !self.must_not_claim(now)
             && let Quarantine::Permitted(_) = self.quarantine
             && let Quarantine::Permitted(permit) =
@@ -133,7 +133,7 @@ impl Rows {
             self.quarantine = Quarantine::Claiming(permit);
             return Ok(Some(self.claim_suspect(worker)));
         }
-        let may_claim = self.expects_more && !is_draining && !self.must_not_claim(now);
+        let may_claim = self.expects_more && may_receive && !self.must_not_claim(now);
         let room = self
             .window
             .saturating_sub(self.unsettled.len() + self.claiming);
@@ -423,7 +423,7 @@ impl Rows {
             };
             self.prefetched_bytes += bytes;
             self.unsettled.insert(handle, unsettled);
-            if self.drain_by.is_some() || is_lost {
+            if self.drain_by.is_some() || self.is_paused || is_lost {
                 self.put_back(handle);
             } else if is_expired {
                 self.expire(handle);
@@ -438,7 +438,10 @@ impl Rows {
         for (rank, first) in found {
             // A relay runs nothing: to it a suspect is a row like any other.
             if *rank > 0 && !self.settings.is_relay {
-                if let Quarantine::Empty = self.quarantine {
+                // The right to take a suspect is that of the whole process.
+                if !self.is_paused
+                    && let Quarantine::Empty = self.quarantine
+                {
                     let suspects = self.settings.consumer.suspects.clone();
                     let waiting = async move { suspects.quarantine().await };
                     self.quarantine = Quarantine::Waiting(Box::pin(waiting));

@@ -122,6 +122,7 @@ pub(crate) struct Rows {
     /// How many claims were sent.
     claims_sent: u64,
     drain_by: Option<Instant>,
+    is_paused: bool,
 }
 
 /// The key that a tier's rows are ordered by: its rank, its due time, its id. A row may be here twice: with a claim that
@@ -257,6 +258,7 @@ impl Rows {
             is_failing: false,
             claims_sent: 0,
             drain_by: None,
+            is_paused: false,
             settings: settings.clone(),
         })
     }
@@ -301,6 +303,17 @@ impl Rows {
         if signalled.generation != self.generation {
             self.generation = signalled.generation;
             self.lose_leases();
+        }
+    }
+
+    /// Puts everything back that has not begun, and takes no suspect from the quarantine.
+    fn put_prefetched_back(&mut self) {
+        self.quarantine = match std::mem::replace(&mut self.quarantine, Quarantine::Empty) {
+            held @ (Quarantine::Held(..) | Quarantine::Claiming(_)) => held,
+            _ => Quarantine::Empty,
+        };
+        while let Some((_, handle)) = self.prefetched.pop_first() {
+            self.put_back(handle);
         }
     }
 
@@ -437,18 +450,24 @@ impl Source for Rows {
         self.begin_statements(is_quiet)
     }
 
+    fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+        match is_paused {
+            true => self.put_prefetched_back(),
+            // What came meanwhile is not known.
+            false => {
+                self.expects_more = true;
+                self.settings.look_now.notify_one();
+            }
+        }
+    }
+
     fn drain(&mut self) {
         if self.drain_by.is_some() {
             return;
         }
         self.drain_by = Some(Instant::now() + DRAIN_LIMIT);
-        self.quarantine = match std::mem::replace(&mut self.quarantine, Quarantine::Empty) {
-            held @ (Quarantine::Held(..) | Quarantine::Claiming(_)) => held,
-            _ => Quarantine::Empty,
-        };
-        while let Some((_, handle)) = self.prefetched.pop_first() {
-            self.put_back(handle);
-        }
+        self.put_prefetched_back();
     }
 
     fn is_drained(&self) -> bool {

@@ -1,0 +1,277 @@
+//! One change by an operator: checked, made and recorded in one transaction.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde_json::json;
+
+use super::Control;
+use super::entry::{ControlEntry, Setting, Target};
+use super::table::{begin, end, lock};
+use crate::Error;
+use crate::error::ControlError;
+use crate::postgres::{Action, STATEMENT_LIMIT, record};
+use crate::task::IntoDuration;
+use crate::topology::duration::Unreadable;
+use crate::topology::{Tier, near_miss, show_duration};
+
+/// The longest operator name and reason that are kept, in bytes.
+const LONGEST: usize = 200;
+/// The longest time that a change may last by itself.
+const LONGEST_TIME: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// A change to be made: see [`Control`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing happens until it is awaited"]
+pub struct Change {
+    pub(super) control: Control,
+    pub(super) target: Target,
+    pub(super) kind: Kind,
+    why: String,
+    length: Option<Duration>,
+    unreadable: Unreadable,
+}
+
+/// Whether a change begins or ends.
+#[derive(Debug, Clone)]
+pub(super) enum Kind {
+    Begin(Setting),
+    /// With the kind of setting that ends.
+    End(&'static str),
+}
+
+/// A change that was made.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Changed {
+    /// What was in force before for the same target.
+    pub before: Option<ControlEntry>,
+    /// What is in force now.
+    pub after: Option<ControlEntry>,
+    /// What an operator should know about it, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl Change {
+    pub(super) fn begin(control: &Control, target: Target, setting: Setting) -> Self {
+        Self::new(control, target, Kind::Begin(setting))
+    }
+
+    pub(super) fn end(control: &Control, target: Target, kind: &'static str) -> Self {
+        Self::new(control, target, Kind::End(kind))
+    }
+
+    fn new(control: &Control, target: Target, kind: Kind) -> Self {
+        Self {
+            control: control.clone(),
+            target,
+            kind,
+            why: String::new(),
+            length: None,
+            unreadable: Unreadable::NONE,
+        }
+    }
+
+    /// The operator, for the audit log. Default: that of the [`Control`].
+    pub fn by(mut self, who: &str) -> Self {
+        self.control.who = kept(who);
+        self
+    }
+
+    /// The reason, for the audit log. Default: empty.
+    pub fn because(mut self, why: &str) -> Self {
+        self.why = kept(why);
+        self
+    }
+
+    /// For how long, such as `"1h"`. It ends by itself then. Default: until somebody ends it.
+    pub fn lasting(mut self, length: impl IntoDuration) -> Self {
+        let mut read = Duration::ZERO;
+        self.unreadable.set("lasting", length, &mut read);
+        self.length = Some(read);
+        self
+    }
+
+    async fn run(self) -> Result<Changed, Error> {
+        self.unreadable.check()?;
+        self.check()?;
+        let database = &self.control.database;
+        let changing = async {
+            let mut connection = database.pool().acquire().await?;
+            let mut transaction = connection.begin().await?;
+            let app = self.control.topology.app();
+            lock(&mut transaction, app).await?;
+            let before = end(&mut transaction, app, self.kind.as_str(), &self.target).await?;
+            let (who, why) = (self.control.who.as_str(), self.why.as_str());
+            let after = match &self.kind {
+                Kind::End(_) => None,
+                Kind::Begin(setting) => {
+                    let (target, length) = (&self.target, self.length);
+                    let entry = begin(&mut transaction, app, target, setting, who, why, length);
+                    Some(entry.await?)
+                }
+            };
+            if before.is_some() || after.is_some() {
+                let action = Action {
+                    app,
+                    who,
+                    why,
+                    action: &self.words(),
+                    subject: json!({ self.target.kind(): self.target.name() }),
+                    before: before.as_ref().and_then(|it| serde_json::to_value(it).ok()),
+                    after: after.as_ref().and_then(|it| serde_json::to_value(it).ok()),
+                };
+                record(&mut transaction, &action).await?;
+            }
+            transaction.commit().await?;
+            Ok((before, after))
+        };
+        let tried = format!("{} {:?}", self.words(), self.target.name());
+        let (before, after) = database.within(STATEMENT_LIMIT, &tried, changing).await?;
+        let mut notes = match &self.kind {
+            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            _ => Vec::new(),
+        };
+        if after.is_none() && before.is_none() {
+            notes.push(format!(
+                "{} was not {}",
+                self.target,
+                self.kind.participle()
+            ));
+        }
+        Ok(Changed {
+            before,
+            after,
+            notes,
+        })
+    }
+
+    /// Refuses what the map does not have, and times that make no sense.
+    fn check(&self) -> Result<(), Error> {
+        if let Some(length) = self.length
+            && (length.is_zero() || length > LONGEST_TIME)
+        {
+            let problem = "the time must be longer than zero and at most ten years".to_owned();
+            return Err(self.refused(problem));
+        }
+        // What is in force for a name that the map has lost can be ended.
+        if let Kind::End(_) = self.kind {
+            return Ok(());
+        }
+        let topology = &self.control.topology;
+        let name = self.target.name();
+        let names: Vec<&str> = match &self.target {
+            Target::Tier(_) => topology.tiers().iter().map(|it| it.name.as_str()).collect(),
+            Target::Group(_) => topology
+                .groups()
+                .iter()
+                .map(|it| it.name.as_str())
+                .collect(),
+            Target::Task(_) => topology.tasks().iter().map(|it| it.name.as_str()).collect(),
+            Target::Prefix(prefix) => {
+                let mut tasks = topology.tasks().iter();
+                return match tasks.any(|task| task.name.starts_with(prefix.as_str())) {
+                    true => Ok(()),
+                    false => {
+                        Err(self.refused(format!("no task of the map begins with {prefix:?}")))
+                    }
+                };
+            }
+        };
+        if names.contains(&name) {
+            return Ok(());
+        }
+        Err(Error::Control(ControlError::Unknown {
+            tried: self.words().into(),
+            what: self.target.kind(),
+            name: name.into(),
+            near: near_miss(name, names.iter().copied()).map(Into::into),
+            app: topology.app().into(),
+        }))
+    }
+
+    /// The tiers whose queue on the broker dead-letters what waits for too long, paused or not.
+    fn notes_of_pause(&self) -> Vec<String> {
+        let tiers = self.tiers().into_iter();
+        let notes = tiers.filter(|tier| tier.home.is_on_broker()).filter_map(|tier| {
+            let (name, ttl) = (&tier.name, show_duration(tier.ttl?));
+            Some(format!(
+                "the broker goes on to dead-letter what waits in the queue of tier {name} for longer than its ttl of {ttl}"
+            ))
+        });
+        notes.collect()
+    }
+
+    /// The tiers that the target has, or is in.
+    fn tiers(&self) -> Vec<&Tier> {
+        let topology = &self.control.topology;
+        let names: Vec<&str> = match &self.target {
+            Target::Tier(tier) => vec![tier],
+            Target::Group(group) => {
+                let group = topology.group(group);
+                group.map_or_else(Vec::new, |it| it.tiers.iter().map(String::as_str).collect())
+            }
+            Target::Task(task) => topology
+                .task(task)
+                .map(|it| it.tier.as_str())
+                .into_iter()
+                .collect(),
+            Target::Prefix(_) => Vec::new(),
+        };
+        names
+            .into_iter()
+            .filter_map(|name| topology.tier(name))
+            .collect()
+    }
+
+    pub(super) fn refused(&self, problem: String) -> Error {
+        Error::Control(ControlError::Refused {
+            tried: format!("{} {:?}", self.words(), self.target.name()).into(),
+            problem: problem.into(),
+        })
+    }
+
+    /// `pause tier`, `resume task`.
+    fn words(&self) -> String {
+        let verb = match &self.kind {
+            Kind::Begin(Setting::Pause) => "pause",
+            Kind::Begin(Setting::Override { .. }) => "override",
+            Kind::End("pause") => "resume",
+            Kind::End(_) => "end override of",
+        };
+        format!("{verb} {}", self.target.kind())
+    }
+}
+
+impl Kind {
+    fn as_str(&self) -> &'static str {
+        match self {
+            Kind::Begin(setting) => setting.kind(),
+            Kind::End(kind) => kind,
+        }
+    }
+
+    fn participle(&self) -> &'static str {
+        match self.as_str() {
+            "pause" => "paused",
+            _ => "overridden",
+        }
+    }
+}
+
+impl IntoFuture for Change {
+    type Output = Result<Changed, Error>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// A name or a reason as it is kept: not too long, and without NUL, which Postgres refuses.
+pub(super) fn kept(text: &str) -> String {
+    let end = text.floor_char_boundary(LONGEST);
+    text[..end].replace('\0', "\u{fffd}")
+}

@@ -1,0 +1,45 @@
+use crate::error::ErrorKind;
+
+/// What can be wrong with a change at run time. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The map has no tier, group or task of this name.
+    #[error(
+        "cannot {tried}: the map has no {what} {name:?}; {}",
+        match near {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("look at the names in the map of {app:?}"),
+        }
+    )]
+    Unknown {
+        /// What was tried.
+        tried: Box<str>,
+        /// `tier`, `group` or `task`.
+        what: &'static str,
+        /// The name that was given.
+        name: Box<str>,
+        /// One of nearly that name.
+        near: Option<Box<str>>,
+        /// The app.
+        app: Box<str>,
+    },
+
+    /// The change cannot be made.
+    #[error("cannot {tried}: {problem}")]
+    Refused {
+        /// What was tried.
+        tried: Box<str>,
+        /// Why it cannot be.
+        problem: Box<str>,
+    },
+}
+
+impl ControlError {
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            ControlError::Unknown { .. } => ErrorKind::NotFound,
+            ControlError::Refused { .. } => ErrorKind::Conflict,
+        }
+    }
+}

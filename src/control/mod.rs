@@ -1,0 +1,34 @@
+//! What operators change while the app runs: pauses and overrides, on record, and without a deploy.
+//!
+//! The changes are rows in Postgres. Every process of the app that has the database knows them within two seconds. A
+//! process that cannot reach it goes on with what it knew last, and says so.
+//!
+//! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
+//! snapshot up to date, `table` has the statements, and `change` is how an operator makes a change. [`Control`] is the face
+//! of all this; get it from [`Tierline::control`](crate::Tierline::control).
+
+#[cfg(feature = "postgres")]
+mod change;
+#[cfg(feature = "postgres")]
+mod entry;
+#[cfg(feature = "postgres")]
+pub(crate) mod error;
+mod known;
+#[cfg(feature = "postgres")]
+mod operator;
+mod snapshot;
+#[cfg(feature = "postgres")]
+mod table;
+
+#[cfg(feature = "postgres")]
+pub use change::{Change, Changed};
+#[cfg(feature = "postgres")]
+pub use entry::{ControlEntry, Setting, Target};
+pub(crate) use known::KnownControls;
+#[cfg(feature = "postgres")]
+pub use operator::Control;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(unused_imports, reason = "changes are in Postgres")
+)]
+pub(crate) use snapshot::{Override, Snapshot};

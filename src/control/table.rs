@@ -1,0 +1,249 @@
+//! The statements about controls.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use tokio::time::Instant;
+
+use super::entry::{ControlEntry, Setting, Target};
+use super::snapshot::{Override, Snapshot};
+use crate::postgres::{PgConnection, Time};
+use crate::topology::Topology;
+
+/// How long a change is remembered that has ended.
+const REMEMBERED: Duration = Duration::from_secs(32 * 86_400);
+
+/// What the database has said.
+pub(super) struct Loaded {
+    pub(super) snapshot: Snapshot,
+    /// When the first of the changes ends by itself, if that is soon.
+    pub(super) next_end: Option<Instant>,
+}
+
+/// A row of the table.
+pub(super) struct StoredControl {
+    pub(super) id: i64,
+    pub(super) entry: ControlEntry,
+    /// Whether it has ended.
+    is_over: bool,
+    /// In how many seconds it ends.
+    rest: Option<f64>,
+}
+
+/// What is in force, by the clock of the server, and the pauses that have ended a short time ago.
+pub(super) async fn load(
+    connection: &mut PgConnection<'_>,
+    topology: &Topology,
+) -> Result<Loaded, sqlx::Error> {
+    let mut loaded = Loaded {
+        snapshot: Snapshot::default(),
+        next_end: None,
+    };
+    // Many apps have a database that they have not migrated yet: each poll would be an error in its log.
+    let is_migrated: bool =
+        sqlx::query_scalar("SELECT to_regclass('tierline.controls') IS NOT NULL")
+            .fetch_one(&mut *connection)
+            .await?;
+    if !is_migrated {
+        return Ok(loaded);
+    }
+    let waits = topology.tiers().iter().flat_map(|tier| {
+        let promotion = tier.promote.as_ref().map(|rule| rule.after);
+        tier.ttl.into_iter().chain(promotion)
+    });
+    let longest = waits.max().unwrap_or_default().min(REMEMBERED);
+    let rows = read_since(connection, topology.app(), longest).await?;
+    let now = Instant::now();
+    for stored in rows {
+        let ends = stored.rest.filter(|_| !stored.is_over);
+        if let Some(end) = ends.and_then(|rest| Duration::try_from_secs_f64(rest.max(0.0)).ok()) {
+            let end = now.checked_add(end);
+            loaded.next_end = [loaded.next_end, end].into_iter().flatten().min();
+        }
+        apply(&mut loaded.snapshot, topology, stored);
+    }
+    let prefixes = &mut loaded.snapshot.prefix_overrides;
+    prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+    Ok(loaded)
+}
+
+fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
+    let StoredControl { entry, is_over, .. } = stored;
+    let ControlEntry {
+        target,
+        setting,
+        since,
+        until,
+        ..
+    } = entry;
+    match (setting, target, is_over) {
+        (Setting::Pause, Target::Tier(tier), false) => drop(snapshot.paused_tiers.insert(tier)),
+        (Setting::Pause, Target::Group(group), false) => drop(snapshot.paused_groups.insert(group)),
+        (Setting::Pause, Target::Task(task), false) => drop(snapshot.paused_tasks.insert(task)),
+        (Setting::Pause, target, true) => {
+            let tiers = match target {
+                Target::Tier(tier) => vec![tier],
+                Target::Group(group) => {
+                    let group = topology.group(&group);
+                    group.map(|group| group.tiers.clone()).unwrap_or_default()
+                }
+                _ => Vec::new(),
+            };
+            for tier in tiers {
+                let pause = until.map(|until| (since, until));
+                let pauses = snapshot.past_pauses.entry(tier).or_default();
+                pauses.extend(pause);
+            }
+        }
+        (Setting::Override { tier, priority }, Target::Task(task), false) => {
+            snapshot
+                .task_overrides
+                .insert(task, Override { tier, priority });
+        }
+        (Setting::Override { tier, priority }, Target::Prefix(prefix), false) => {
+            snapshot
+                .prefix_overrides
+                .push((prefix, Override { tier, priority }));
+        }
+        _ => {}
+    }
+}
+
+/// The changes in force, and the pauses that have ended within this time, in the order in which they were made.
+async fn read_since(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    within: Duration,
+) -> Result<Vec<StoredControl>, sqlx::Error> {
+    let rows = sqlx::query(
+        "SELECT id, kind, target_kind, target, setting::text, who, why, since, until, \
+            coalesce(until <= clock_timestamp(), false) AS is_over, \
+            extract(epoch FROM until - clock_timestamp())::float8 AS rest \
+         FROM tierline.controls WHERE app = $1 AND (until IS NULL OR until > clock_timestamp() \
+            OR kind = 'pause' AND until > clock_timestamp() - make_interval(secs => $2)) ORDER BY id",
+    )
+    .bind(app)
+    .bind(within.as_secs_f64())
+    .fetch_all(connection)
+    .await?;
+    let read = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok(read.into_iter().flatten().collect())
+}
+
+/// The changes in force.
+pub(super) async fn in_force(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+) -> Result<Vec<ControlEntry>, sqlx::Error> {
+    let all = read_since(connection, app, Duration::ZERO).await?;
+    let in_force = all.into_iter().filter(|it| !it.is_over);
+    Ok(in_force.map(|it| it.entry).collect())
+}
+
+/// `None`: a newer release has written what this one does not know.
+fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
+    let kind: &str = row.try_get("kind")?;
+    let setting: &str = row.try_get("setting")?;
+    let setting: Value = serde_json::from_str(setting).unwrap_or_default();
+    let target = Target::new(row.try_get("target_kind")?, row.try_get("target")?);
+    let (Some(setting), Some(target)) = (Setting::from_json(kind, &setting), target) else {
+        return Ok(None);
+    };
+    let Time(since) = row.try_get("since")?;
+    let until: Option<Time> = row.try_get("until")?;
+    Ok(Some(StoredControl {
+        id: row.try_get("id")?,
+        entry: ControlEntry {
+            target,
+            setting,
+            who: row.try_get("who")?,
+            why: row.try_get("why")?,
+            since,
+            until: until.map(|Time(at)| at),
+        },
+        is_over: row.try_get("is_over")?,
+        rest: row.try_get("rest")?,
+    }))
+}
+
+/// Locks the controls of an app until the transaction ends: of two operators who change the same, the second sees what
+/// the first has done.
+pub(super) async fn lock(connection: &mut PgConnection<'_>, app: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('tierline.controls ' || $1, 0))")
+        .bind(app)
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+/// Ends the change of this kind that is in force. Returns it.
+pub(super) async fn end(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    kind: &str,
+    target: &Target,
+) -> Result<Option<ControlEntry>, sqlx::Error> {
+    sqlx::query(
+        "DELETE FROM tierline.controls WHERE app = $1 AND until < clock_timestamp() - make_interval(secs => $2)",
+    )
+    .bind(app)
+    .bind(REMEMBERED.as_secs_f64())
+    .execute(&mut *connection)
+    .await?;
+    let row = sqlx::query(
+        "UPDATE tierline.controls AS changed SET until = clock_timestamp() FROM tierline.controls AS before \
+         WHERE changed.id = before.id AND before.app = $1 AND before.kind = $2 AND before.target_kind = $3 \
+            AND before.target = $4 AND (before.until IS NULL OR before.until > clock_timestamp()) \
+         RETURNING before.id, before.kind, before.target_kind, before.target, before.setting::text AS setting, before.who, \
+            before.why, before.since, before.until, false AS is_over, NULL::float8 AS rest",
+    )
+    .bind(app)
+    .bind(kind)
+    .bind(target.kind())
+    .bind(target.name())
+    .fetch_optional(connection)
+    .await?;
+    match row {
+        Some(row) => Ok(read(&row)?.map(|stored| stored.entry)),
+        None => Ok(None),
+    }
+}
+
+/// Puts a change in force, for `length` or until somebody ends it.
+pub(super) async fn begin(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    target: &Target,
+    setting: &Setting,
+    who: &str,
+    why: &str,
+    length: Option<Duration>,
+) -> Result<ControlEntry, sqlx::Error> {
+    let row = sqlx::query(
+        "INSERT INTO tierline.controls (app, kind, target_kind, target, setting, who, why, until) \
+         VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7, clock_timestamp() + make_interval(secs => $8)) RETURNING since, until",
+    )
+    .bind(app)
+    .bind(setting.kind())
+    .bind(target.kind())
+    .bind(target.name())
+    .bind(setting.to_json().to_string())
+    .bind(who)
+    .bind(why)
+    .bind(length.map(|it| it.as_secs_f64()))
+    .fetch_one(connection)
+    .await?;
+    let Time(since) = row.try_get("since")?;
+    let until: Option<Time> = row.try_get("until")?;
+    let until: Option<SystemTime> = until.map(|Time(at)| at);
+    Ok(ControlEntry {
+        target: target.clone(),
+        setting: setting.clone(),
+        who: who.to_owned(),
+        why: why.to_owned(),
+        since,
+        until,
+    })
+}

@@ -16,7 +16,7 @@ use super::database::DatabaseSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
@@ -448,6 +448,7 @@ impl Builder {
                 abort_when_hung,
                 suspects: Arc::default(),
                 controls,
+                limits: Limits,
                 collector: None,
             },
         };

@@ -13,6 +13,8 @@ mod change;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
+mod gate_stub;
+mod gating;
 mod known;
 #[cfg(feature = "postgres")]
 mod operator;
@@ -24,6 +26,8 @@ mod table;
 pub use change::{Change, Changed};
 #[cfg(feature = "postgres")]
 pub use entry::{ControlEntry, Setting, Target};
+pub(crate) use gate_stub::{Gate, Limits, Permit};
+pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
@@ -31,4 +35,5 @@ pub use operator::Control;
     not(feature = "postgres"),
     expect(unused_imports, reason = "changes are in Postgres")
 )]
+#[expect(unused_imports, reason = "not merged yet")]
 pub(crate) use snapshot::{Override, Snapshot};

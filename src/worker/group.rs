@@ -280,6 +280,7 @@ impl Group {
             let Some(Delivery {
                 handle,
                 received,
+                permit,
                 lease,
             }) = source.take()
             else {
@@ -288,7 +289,7 @@ impl Group {
             let key = (index, handle);
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
             let transactions = self.transactions.clone();
-            let handler = job::start(shared, transactions, received, lease, key, sender);
+            let handler = job::start(shared, transactions, received, permit, lease, key, sender);
             self.running.insert(key, Job::Handler(handler));
             self.handlers += 1;
             return true;

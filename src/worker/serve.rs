@@ -17,7 +17,7 @@ use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
 use crate::Error;
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 use crate::error::WorkerError;
 use crate::execute::Executor;
 use crate::message::QUARANTINE_FROM;
@@ -79,6 +79,7 @@ pub(crate) struct WorkerParts {
     pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
+    pub(crate) limits: Limits,
     pub(crate) collector: Option<StartCollector>,
 }
 
@@ -103,6 +104,8 @@ impl WorkerParts {
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,
             controls: self.controls.clone(),
+            limits: self.limits.clone(),
+            parked_tasks: Arc::default(),
             redeclared: Default::default(),
         }
     }

@@ -16,7 +16,7 @@ use super::database::DatabaseSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
@@ -392,10 +392,17 @@ impl Builder {
         #[cfg(feature = "postgres")]
         let controls = match &database {
             Some(database) => KnownControls::watch(database, &topology, &observers),
-            None => KnownControls::none(),
+            None => KnownControls::none(&topology),
         };
         #[cfg(not(feature = "postgres"))]
-        let controls = KnownControls::none();
+        let controls = KnownControls::none(&topology);
+        let limits = Limits::follow(
+            &topology,
+            &controls,
+            #[cfg(feature = "postgres")]
+            database.as_ref(),
+            &observers,
+        );
         let publisher = Publisher::new(
             topology.clone(),
             from,
@@ -448,6 +455,7 @@ impl Builder {
                 abort_when_hung,
                 suspects: Arc::default(),
                 controls,
+                limits,
                 collector: None,
             },
         };

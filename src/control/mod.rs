@@ -14,6 +14,7 @@ mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
 mod known;
+mod limit;
 #[cfg(feature = "postgres")]
 mod operator;
 mod snapshot;
@@ -25,6 +26,7 @@ pub use change::{Change, Changed};
 #[cfg(feature = "postgres")]
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use known::KnownControls;
+pub(crate) use limit::{Gate, Limits, Permit};
 #[cfg(feature = "postgres")]
 pub use operator::Control;
 #[cfg_attr(

@@ -22,7 +22,7 @@ mod unrouted;
 use std::sync::Arc;
 
 use super::{Source, Suspects};
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
@@ -56,6 +56,7 @@ pub(crate) struct ConsumerSettings {
     pub(crate) dead_at_crashes: u32,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
+    pub(crate) limits: Limits,
     pub(crate) redeclared: Redeclared,
 }
 

@@ -51,8 +51,21 @@ impl Gate {
     }
 
     /// Whether [`try_start`](Self::try_start) would succeed. This does not say that there is a task to be started.
+    #[expect(dead_code, reason = "groups ask how many may start")]
     pub(crate) fn is_open(&self) -> bool {
-        self.local().is_open(Instant::now())
+        self.startable(false) > 0
+    }
+
+    /// How many tasks may start now. If it is none and there is one to be started (`is_asked`), that is as if
+    /// [`try_start`](Self::try_start) had refused it.
+    pub(crate) fn startable(&self, is_asked: bool) -> usize {
+        let now = Instant::now();
+        let mut local = self.local();
+        let startable = local.startable(now);
+        if startable == 0 && is_asked && local.refuse(now) {
+            self.rounds.notify_one();
+        }
+        startable
     }
 
     /// When a task may start by itself. `None`: now, or after one of the [`changes`](Self::changes).
@@ -89,6 +102,13 @@ impl Gate {
 
     pub(super) fn local(&self) -> MutexGuard<'_, Local> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    /// Nothing was started after all.
+    pub(crate) fn give_back(self) {
+        self.gate.local().give_token_back();
     }
 }
 

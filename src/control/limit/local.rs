@@ -186,31 +186,55 @@ impl Local {
         limit.filter(|limit| limit.scope == LimitScope::App)
     }
 
-    pub(super) fn is_open(&mut self, now: Instant) -> bool {
-        !self.is_stalled(now) && self.has_place(now) && self.has_token(now)
+    /// How many tasks may start now.
+    pub(super) fn startable(&mut self, now: Instant) -> usize {
+        if self.is_stalled(now) || !self.has_place(now) || !self.has_token(now) {
+            return 0;
+        }
+        let tokens = self
+            .rate
+            .as_ref()
+            .map(|bucket| (bucket.tokens + NEARLY) as usize);
+        let places = self.places.as_ref();
+        let places = places.map(|it| it.held.min(it.kept).saturating_sub(self.used) as usize);
+        let least = [tokens, places].into_iter().flatten().min();
+        least.unwrap_or(usize::MAX)
     }
 
     /// Takes the right to start one task.
     pub(super) fn try_start(&mut self, now: Instant) -> Start {
-        self.demand.last = Some(now);
-        let is_stalled = self.is_stalled(now);
-        let (has_place, has_token) = (self.has_place(now), self.has_token(now));
-        if is_stalled || !has_place || !has_token {
-            let is_new = !self.lacks(now);
-            if !has_place {
-                self.demand.lacked_place = Some(now);
-            }
-            if !has_token {
-                self.demand.lacked_token = Some(now);
-            }
-            return Start::No { is_new };
+        if self.startable(now) == 0 {
+            return Start::No {
+                is_new: self.refuse(now),
+            };
         }
+        self.demand.last = Some(now);
         if let Some(bucket) = &mut self.rate {
             bucket.tokens -= 1.0;
         }
         self.used += 1;
         self.demand.starts = self.demand.starts.saturating_add(1);
         Start::Yes
+    }
+
+    /// Notes that there is a task that may not start; whether it is the first for a time.
+    pub(super) fn refuse(&mut self, now: Instant) -> bool {
+        let is_new = !self.lacks(now);
+        self.demand.last = Some(now);
+        if !self.has_place(now) {
+            self.demand.lacked_place = Some(now);
+        }
+        if !self.has_token(now) {
+            self.demand.lacked_token = Some(now);
+        }
+        is_new
+    }
+
+    /// A task for which a right was taken was not started.
+    pub(super) fn give_token_back(&mut self) {
+        if let Some(bucket) = &mut self.rate {
+            bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst.into());
+        }
     }
 
     /// A task has ended.
@@ -343,6 +367,12 @@ mod shared {
     /// The use is measured over at least this time.
     const MEASURED: f64 = 0.2;
     const WEIGHT: f64 = 0.5;
+    /// How often a process with something to start takes part in rounds.
+    const EVERY: Duration = Duration::from_millis(500);
+    /// How often one that has no share, or less than its part.
+    const EVERY_WHEN_SHORT: Duration = Duration::from_millis(100);
+    /// How often one that starts nothing, while tasks run.
+    const EVERY_WHEN_RUNNING: Duration = Duration::from_secs(4);
 
     /// How the pool of a limit knows this process.
     #[derive(Debug)]
@@ -389,14 +419,31 @@ mod shared {
             }
         }
 
-        /// Whether a round is worth its while: somebody wants to start something, or something is held.
+        /// How long after a round the next is due. `None`: there is to be none, as nobody wants to start anything, and nothing
+        /// is held.
+        pub(in crate::control::limit) fn pause(&self, now: Instant) -> Option<Duration> {
+            if !self.takes_part(now) {
+                return None;
+            }
+            let is_told = self.share.is_known && self.held() == self.share.granted;
+            Some(match () {
+                // What was given up may be held by others then.
+                () if !is_told => Duration::ZERO,
+                () if self.is_short(now) => EVERY_WHEN_SHORT,
+                () if self.is_wanted(now) => EVERY,
+                () if self.runs_any() => EVERY_WHEN_RUNNING,
+                () => Duration::ZERO,
+            })
+        }
+
+        /// Whether somebody wants to start something, or something is held.
         pub(in crate::control::limit) fn takes_part(&self, now: Instant) -> bool {
             self.shared_limit().is_some()
                 && (self.is_wanted(now) || self.share.is_known || self.runs_any())
         }
 
         /// Whether there is somebody who would start more, or has done so a moment ago.
-        pub(in crate::control::limit) fn is_wanted(&self, now: Instant) -> bool {
+        fn is_wanted(&self, now: Instant) -> bool {
             is_recent(self.demand.last, now)
         }
 
@@ -406,7 +453,7 @@ mod shared {
         }
 
         /// Whether somebody waits for more than is held, and less is held than is this process's part.
-        pub(in crate::control::limit) fn is_short(&self, now: Instant) -> bool {
+        fn is_short(&self, now: Instant) -> bool {
             let (held, fair) = (self.held(), self.share.fair);
             let is_below = !self.share.is_known
                 || held.rate < fair.rate * 0.99
@@ -416,11 +463,6 @@ mod shared {
                 && (is_below
                     || held.burst == 0 && self.rate.is_some()
                     || held.running == 0 && self.places.is_some())
-        }
-
-        /// Whether the pool knows what is held: what was given up may be held by others then.
-        pub(in crate::control::limit) fn is_told(&self) -> bool {
-            self.share.is_known && self.held() == self.share.granted
         }
 
         /// Whether tasks run that take places.

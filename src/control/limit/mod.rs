@@ -1,15 +1,19 @@
 //! Limits of tiers and tasks: how often they start, and how many of them run, over all processes.
 //!
 //! No task asks the database. Each process holds a share of a limit, and takes a right to start from that: `gate` is what
-//! workers ask, and `local` what it decides by. `share` is how processes divide a limit, and `rounds` how they do it by way
-//! of a row in Postgres, about twice a second and only while something is to be started. [`Limits`] has the gates.
+//! workers ask, and `local` what it decides by. `share` is how processes divide a limit, `beats`
+//! which of them are dead, and `rounds` how they do it by way of a row in Postgres, about twice a second and only while something is to be started. [`Limits`] has the gates.
 
+#[cfg(feature = "postgres")]
+mod beats;
 mod gate;
 mod local;
 #[cfg(feature = "postgres")]
 mod rounds;
 #[cfg(feature = "postgres")]
 mod share;
+#[cfg(all(test, feature = "postgres"))]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

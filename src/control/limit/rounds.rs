@@ -3,9 +3,6 @@
 //! A round reads the row, computes the next pool (`share`), and writes it if the row is still as it was read. No statement
 //! waits for another process: a row that has changed, or is locked, is tried again a moment later. A limit of which
 //! nothing is to be started costs nothing.
-//!
-//! A process is dead when its beat has not changed for 30 s by the monotonic clock of the process that looks. One that could
-//! not look begins to watch anew, so after the database was away nobody is taken for dead.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +13,8 @@ use sqlx::postgres::PgRow;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::share::{Outcome, Pool, ShareId, Whole};
+use super::beats::Watch;
+use super::share::{Outcome, Pool, Report, Whole};
 use super::{Following, Gate};
 use crate::Error;
 use crate::backoff::Backoff;
@@ -25,20 +23,12 @@ use crate::postgres::{Database, DedicatedConnection, PgConnection};
 use crate::random;
 use crate::service::Service;
 
-/// How often a process with something to start takes part.
-const EVERY: Duration = Duration::from_millis(500);
-/// How often one that has no share, or less than its part.
-const EVERY_WHEN_SHORT: Duration = Duration::from_millis(100);
-/// How often one that starts nothing, while tasks run.
-const EVERY_WHEN_RUNNING: Duration = Duration::from_secs(4);
+/// How often those who wait are told to ask again, which shows that they still wait.
+const NUDGE_EVERY: Duration = Duration::from_millis(500);
 /// The least time between two rounds of a limit.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// How long a statement may take, with the time to connect.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A process of which nothing was heard for so long is dead: longer than what it thinks that its places hold (`local`).
-const DEAD_AFTER: Duration = Duration::from_secs(30);
-/// After a longer time between two looks, the watch begins anew.
-const LONGEST_GAP: Duration = Duration::from_secs(10);
 /// How long the end of a worker waits for its shares to be given back.
 const GIVE_BACK_LIMIT: Duration = Duration::from_millis(500);
 
@@ -119,9 +109,7 @@ struct Limited {
     not_before: Option<Instant>,
     /// When those who wait were last told to ask again.
     nudged: Instant,
-    /// When the row was last read, and the last beat of each other process, with the time since when it has been the same.
-    looked: Option<Instant>,
-    watched: HashMap<ShareId, (u64, Instant)>,
+    watch: Watch,
 }
 
 /// A row of a limit.
@@ -219,7 +207,7 @@ impl Rounds<'_> {
                 }
                 self.retry_at = Some(Instant::now() + self.backoff.next());
                 for limited in self.limits.values_mut() {
-                    limited.watched.clear();
+                    limited.watch.forget();
                 }
             }
         }
@@ -227,28 +215,30 @@ impl Rounds<'_> {
 
     async fn divide(&mut self, keys: &[Key]) -> Result<(), Error> {
         let app = self.app;
-        let asked = Instant::now();
+        let sent = Instant::now();
+        // Before the row is read: what a process gives up must not be in its hands any more at the time of the pool.
+        let reports: Vec<(Key, Whole, Report)> = keys
+            .iter()
+            .filter_map(|key| {
+                let mut local = self.limits.get(key)?.gate.local();
+                let whole = Whole::of(local.shared_limit()?);
+                Some((key.clone(), whole, local.report(sent)))
+            })
+            .collect();
         let reading = self
             .connection
             .within(LIMIT, "read limits", async |connection| {
-                read(connection, app, keys).await
+                read(connection, app, &reports).await
             });
         let rows = reading.await?;
-        for (key, stored) in keys.iter().zip(rows) {
+        for ((key, whole, report), stored) in reports.iter().zip(rows) {
             let Some(limited) = self.limits.get_mut(key) else {
                 continue;
             };
-            let sent = Instant::now();
-            let dead = limited.look(stored.pool.as_ref(), asked, sent);
-            let (whole, report) = {
-                let mut local = limited.gate.local();
-                let Some(whole) = local.shared_limit().map(Whole::of) else {
-                    continue;
-                };
-                (whole, local.report(sent))
-            };
+            let whole = *whole;
+            let dead = limited.watch.look(stored.pool.as_ref(), Instant::now());
             let pool = stored.pool.unwrap_or_else(|| Pool::new(whole, stored.now));
-            let Outcome { pool, answer } = pool.round(whole, &report, &dead, stored.now);
+            let Outcome { pool, answer } = pool.round(whole, report, &dead, stored.now);
             if let Some(pool) = pool {
                 let state = serde_json::to_string(&pool).unwrap_or_default();
                 let writing = self
@@ -313,8 +303,7 @@ impl Limited {
             last: None,
             not_before: None,
             nudged: Instant::now(),
-            looked: None,
-            watched: HashMap::new(),
+            watch: Watch::default(),
         }
     }
 
@@ -322,54 +311,21 @@ impl Limited {
     fn due_at(&mut self, now: Instant) -> Option<Instant> {
         let mut local = self.gate.local();
         local.tick(now);
-        if !local.takes_part(now) {
+        let Some(pause) = local.pause(now) else {
             self.last = None;
             return None;
-        }
-        let (is_short, is_wanted) = (local.is_short(now), local.is_wanted(now));
-        let is_told = local.is_told();
+        };
         let is_refused = local.lacks(now);
-        let runs_any = local.runs_any();
         drop(local);
-        if is_refused && now >= self.nudged + EVERY {
+        if is_refused && now >= self.nudged + NUDGE_EVERY {
             self.nudged = now;
             self.gate.open();
         }
-        let every = match (is_told, is_short, is_wanted) {
-            (false, ..) => Duration::ZERO,
-            (_, true, _) => EVERY_WHEN_SHORT,
-            (_, _, true) => EVERY,
-            _ if runs_any => EVERY_WHEN_RUNNING,
-            _ => Duration::ZERO,
-        };
-        let due = self.last.map_or(now, |last| last + every);
+        let due = self.last.map_or(now, |last| last + pause);
         Some(
             self.not_before
                 .map_or(due, |not_before| due.max(not_before)),
         )
-    }
-
-    /// Watches the other processes. Returns those that are dead, with their last beats.
-    fn look(&mut self, pool: Option<&Pool>, asked: Instant, now: Instant) -> Vec<(ShareId, u64)> {
-        let is_late = self.looked.is_none_or(|looked| now - looked > LONGEST_GAP);
-        if is_late || now - asked > LIMIT {
-            self.watched.clear();
-        }
-        self.looked = Some(now);
-        let holders = pool.map_or(&[][..], |pool| &pool.holders);
-        self.watched
-            .retain(|id, _| holders.iter().any(|holder| holder.id == *id));
-        let mut dead = Vec::new();
-        for holder in holders {
-            let watched = self.watched.entry(holder.id).or_insert((holder.beat, now));
-            if watched.0 != holder.beat {
-                *watched = (holder.beat, now);
-            }
-            if now - watched.1 >= DEAD_AFTER {
-                dead.push((holder.id, holder.beat));
-            }
-        }
-        dead
     }
 }
 
@@ -377,10 +333,11 @@ impl Limited {
 async fn read(
     connection: &mut PgConnection<'_>,
     app: &str,
-    keys: &[Key],
+    reports: &[(Key, Whole, Report)],
 ) -> Result<Vec<Stored>, sqlx::Error> {
-    let kinds: Vec<&str> = keys.iter().map(|(kind, _)| *kind).collect();
-    let names: Vec<&str> = keys.iter().map(|(_, name)| name.as_str()).collect();
+    let keys = reports.iter().map(|(key, ..)| key);
+    let (kinds, names): (Vec<&str>, Vec<&str>) =
+        keys.map(|(kind, name)| (*kind, name.as_str())).unzip();
     let rows = sqlx::query(
         "SELECT limits.version, limits.state, extract(epoch FROM clock_timestamp())::float8 AS now \
          FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS wanted (kind, name, place) \

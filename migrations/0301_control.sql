@@ -17,3 +17,16 @@ CREATE TABLE tierline.controls (
     until timestamptz CHECK (isfinite(until))
 );
 CREATE INDEX controls_by_target ON tierline.controls (app, kind, target_kind, target);
+
+-- How processes divide the limits of tiers and tasks. Few rows; each is written some times a second while something starts.
+CREATE TABLE tierline.limits (
+    app text NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('tier', 'task')),
+    name text NOT NULL,
+    -- Rises with each change: nobody writes over what he has not read.
+    version bigint NOT NULL DEFAULT 1,
+    -- Who holds what, and what nobody holds, as JSON.
+    state text NOT NULL,
+    PRIMARY KEY (app, kind, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);

@@ -392,10 +392,17 @@ impl Builder {
         #[cfg(feature = "postgres")]
         let controls = match &database {
             Some(database) => KnownControls::watch(database, &topology, &observers),
-            None => KnownControls::none(),
+            None => KnownControls::none(&topology),
         };
         #[cfg(not(feature = "postgres"))]
-        let controls = KnownControls::none();
+        let controls = KnownControls::none(&topology);
+        let limits = Limits::follow(
+            &topology,
+            &controls,
+            #[cfg(feature = "postgres")]
+            database.as_ref(),
+            &observers,
+        );
         let publisher = Publisher::new(
             topology.clone(),
             from,
@@ -448,7 +455,7 @@ impl Builder {
                 abort_when_hung,
                 suspects: Arc::default(),
                 controls,
-                limits: Limits,
+                limits,
                 collector: None,
             },
         };

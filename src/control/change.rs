@@ -110,7 +110,11 @@ impl Change {
             _ => Vec::new(),
         };
         if after.is_none() && before.is_none() {
-            notes.push(format!("{} was not {}", self.target, self.kind.participle()));
+            notes.push(format!(
+                "{} was not {}",
+                self.target,
+                self.kind.participle()
+            ));
         }
         Ok(Changed {
             before,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::Snapshot;
-use super::gate_stub::{Gate, Limits};
+use super::limit::{Gate, Limits};
 use crate::topology::Topology;
 
 /// The longest key of a task, in bytes. The digest stands for a longer one.
@@ -47,7 +47,8 @@ impl Gating {
         let mut tasks = HashMap::new();
         for task in topology.tasks() {
             let gate = limits.task(&task.name);
-            let per_key = task.limit.as_ref().and_then(|limit| Some((limit.per.as_deref()?, limit.running?)));
+            let limit = snapshot.limit_of_task(&task.name).or(task.limit.as_ref());
+            let per_key = limit.and_then(|limit| Some((limit.per.as_deref()?, limit.running?)));
             let gated = match (per_key, gate) {
                 (Some((path, places)), gate) => Gated::PerKey {
                     path: path.into(),
@@ -87,6 +88,15 @@ impl Gating {
         }
     }
 
+    /// The gates of its tasks.
+    pub(crate) fn gates(&self) -> impl Iterator<Item = &Arc<Gate>> {
+        self.tasks.values().filter_map(|gated| match gated {
+            Gated::Paused => None,
+            Gated::Limited(gate) => Some(gate),
+            Gated::PerKey { gate, .. } => gate.as_ref(),
+        })
+    }
+
     /// The names of the tasks that may not run as they come.
     pub(crate) fn tasks(&self) -> impl Iterator<Item = &str> {
         self.tasks.keys().map(String::as_str)
@@ -116,7 +126,11 @@ impl Gating {
     /// Empty if it has none.
     pub(crate) fn key(&self, task: &str, given: Option<&str>, payload: &[u8]) -> String {
         match self.path(task) {
-            Some(path) => kept(given.map(str::to_owned).unwrap_or_else(|| field(payload, path))),
+            Some(path) => kept(
+                given
+                    .map(str::to_owned)
+                    .unwrap_or_else(|| field(payload, path)),
+            ),
             None => String::new(),
         }
     }
@@ -127,7 +141,9 @@ fn field(payload: &[u8], path: &str) -> String {
     let Ok(payload) = serde_json::from_slice::<Value>(payload) else {
         return String::new();
     };
-    let value = path.split('.').try_fold(&payload, |value, name| value.get(name));
+    let value = path
+        .split('.')
+        .try_fold(&payload, |value, name| value.get(name));
     match value {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Null) | None => String::new(),
@@ -153,7 +169,8 @@ mod tests {
 
     #[test]
     fn a_key_is_a_field_of_the_payload_however_deep() {
-        let payload = br#"{"customer": "ada", "order": {"customer": 7, "tags": ["a"]}, "none": null}"#;
+        let payload =
+            br#"{"customer": "ada", "order": {"customer": 7, "tags": ["a"]}, "none": null}"#;
         for (path, key) in [
             ("customer", "ada"),
             ("order.customer", "7"),

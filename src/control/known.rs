@@ -22,7 +22,6 @@ use crate::observe::Observers;
 use crate::postgres::{Database, DedicatedConnection};
 #[cfg(feature = "postgres")]
 use crate::service::Service;
-#[cfg(feature = "postgres")]
 use crate::topology::Topology;
 
 /// How often the database is asked. With the time that a consumer takes to stop, this is well below two seconds.
@@ -43,10 +42,10 @@ pub(crate) struct KnownControls {
 }
 
 impl KnownControls {
-    /// Those of an app without a database: there are none.
-    pub(crate) fn none() -> Self {
+    /// Those of an app without a database: what the map says.
+    pub(crate) fn none(topology: &Topology) -> Self {
         Self {
-            snapshot: watch::channel(Arc::default()).1,
+            snapshot: watch::channel(Arc::new(Snapshot::of(topology))).1,
             is_loaded: watch::channel(true).1,
         }
     }
@@ -54,7 +53,7 @@ impl KnownControls {
     /// Asks the database from now on, as long as a clone of this value lives.
     #[cfg(feature = "postgres")]
     pub(crate) fn watch(database: &Database, topology: &Topology, observers: &Observers) -> Self {
-        let (snapshot, known) = watch::channel(Arc::default());
+        let (snapshot, known) = watch::channel(Arc::new(Snapshot::of(topology)));
         let (loaded, is_loaded) = watch::channel(false);
         let (database, topology, service) = (
             database.clone(),

@@ -13,9 +13,9 @@ mod change;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
-mod gate_stub;
 mod gating;
 mod known;
+mod limit;
 #[cfg(feature = "postgres")]
 mod operator;
 mod snapshot;
@@ -26,9 +26,9 @@ mod table;
 pub use change::{Change, Changed};
 #[cfg(feature = "postgres")]
 pub use entry::{ControlEntry, Setting, Target};
-pub(crate) use gate_stub::{Gate, Limits, Permit};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
+pub(crate) use limit::{Gate, Gates, Limits, Permit, WatchedGate};
 #[cfg(feature = "postgres")]
 pub use operator::Control;
 #[cfg_attr(

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-/// What is in force. An empty one is that of an app without a database.
+use crate::topology::{Limit, Topology};
+
+/// What is in force.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Snapshot {
     pub(super) paused_tiers: HashSet<String>,
@@ -14,6 +16,9 @@ pub(crate) struct Snapshot {
     pub(super) prefix_overrides: Vec<(String, Override)>,
     /// When something was paused that is not any more: tasks waited through no fault of theirs.
     pub(super) past_pauses: Vec<PastPause>,
+    /// The limits in force: those of the map, where no operator has replaced them.
+    pub(super) tier_limits: HashMap<String, Limit>,
+    pub(super) task_limits: HashMap<String, Limit>,
 }
 
 /// A pause that has ended.
@@ -40,6 +45,42 @@ pub(crate) struct Override {
 }
 
 impl Snapshot {
+    /// What is in force where no operator has changed anything.
+    pub(crate) fn of(topology: &Topology) -> Self {
+        let tiers = topology.tiers().iter();
+        let tiers = tiers.filter_map(|it| Some((it.name.clone(), it.limit.clone()?)));
+        let tasks = topology.tasks().iter();
+        let tasks = tasks.filter_map(|it| Some((it.name.clone(), it.limit.clone()?)));
+        Self {
+            tier_limits: tiers.collect(),
+            task_limits: tasks.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The limit of a tier: an operator's, else the map's.
+    #[cfg_attr(not(test), expect(dead_code, reason = "nobody shows it yet"))]
+    pub(crate) fn limit_of_tier(&self, tier: &str) -> Option<&Limit> {
+        self.tier_limits.get(tier)
+    }
+
+    /// The limit of a task: an operator's, else the map's.
+    pub(crate) fn limit_of_task(&self, task: &str) -> Option<&Limit> {
+        self.task_limits.get(task)
+    }
+
+    /// The limits of tiers, by their names.
+    pub(crate) fn tier_limits(&self) -> impl Iterator<Item = (&str, &Limit)> {
+        let limits = self.tier_limits.iter();
+        limits.map(|(name, limit)| (name.as_str(), limit))
+    }
+
+    /// The limits of tasks, by their names.
+    pub(crate) fn task_limits(&self) -> impl Iterator<Item = (&str, &Limit)> {
+        let limits = self.task_limits.iter();
+        limits.map(|(name, limit)| (name.as_str(), limit))
+    }
+
     /// Whether a tier, or the group that has it, is paused.
     pub(crate) fn is_paused(&self, group: &str, tier: &str) -> bool {
         self.paused_tiers.contains(tier) || self.paused_groups.contains(group)
@@ -86,7 +127,10 @@ impl Snapshot {
         pauses.sort_by_key(|pause| std::cmp::Reverse(pause.until));
         for pause in pauses {
             let until = pause.until.min(counted_from);
-            let unpaused = now.duration_since(until).unwrap_or_default().saturating_sub(paused);
+            let unpaused = now
+                .duration_since(until)
+                .unwrap_or_default()
+                .saturating_sub(paused);
             if unpaused > within {
                 break;
             }

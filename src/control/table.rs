@@ -38,7 +38,7 @@ pub(super) async fn load(
     topology: &Topology,
 ) -> Result<Loaded, sqlx::Error> {
     let mut loaded = Loaded {
-        snapshot: Snapshot::default(),
+        snapshot: Snapshot::of(topology),
         next_end: None,
     };
     // Many apps have a database that they have not migrated yet: each poll would be an error in its log.

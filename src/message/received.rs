@@ -135,7 +135,11 @@ impl Received {
     pub(crate) fn task(&self) -> &str {
         match (self.is_known, self.message.get()) {
             (true, Some(Ok(message))) => &message.task,
-            _ => self.properties.kind().as_ref().map_or("", |task| task.as_str()),
+            _ => self
+                .properties
+                .kind()
+                .as_ref()
+                .map_or("", |task| task.as_str()),
         }
     }
 

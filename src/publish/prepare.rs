@@ -135,7 +135,10 @@ impl Inner {
     /// Whether a task has a limit per key, which only rows can heed. Without a database the task goes to the broker, and its
     /// worker makes it a row.
     fn is_limited_per_key(&self, task: &str) -> bool {
-        let limit = self.topology.task(task).and_then(|task| task.limit.as_ref());
+        let limit = self
+            .topology
+            .task(task)
+            .and_then(|task| task.limit.as_ref());
         self.has_database() && limit.is_some_and(|limit| limit.per.is_some())
     }
 

@@ -12,7 +12,6 @@ use tracing::Instrument;
 use super::transactions::GroupTransactions;
 use super::watchdog::Report;
 use super::{Shared, WIND_DOWN};
-use crate::control::Permit;
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::Event;
@@ -38,7 +37,6 @@ pub(super) fn start(
     shared: Arc<Shared>,
     group: GroupTransactions,
     received: Arc<Received>,
-    permit: Option<Permit>,
     lease: Option<LeasedRun>,
     key: JobKey,
     events: UnboundedSender<JobEvent>,
@@ -68,8 +66,6 @@ pub(super) fn start(
             // its ticks.
             received.key();
         }
-        // Another task may start now.
-        drop(permit);
         reporter.ended(next);
     }))
 }

@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join};
+use futures_util::future::{BoxFuture, join, join3};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -234,7 +234,7 @@ impl Worker {
                 let _ = timeout(WIND_DOWN, collector).await;
             }
         };
-        join(running.end_leases(), collector).await;
+        join3(running.end_leases(), collector, parts.limits.give_back()).await;
         Ok(())
     }
 

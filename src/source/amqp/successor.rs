@@ -194,7 +194,9 @@ impl ConsumerSettings {
     #[cfg(feature = "postgres")]
     pub(super) async fn park(&self, received: &Received) -> Stored {
         let Ok(message) = received.message() else {
-            return self.store(&Origin::Tier(String::new()), received, unreadable(received)).await;
+            return self
+                .store(&Origin::Tier(String::new()), received, unreadable(received))
+                .await;
         };
         let highest = self.topology.tier(&message.tier);
         let is_ordered = highest.is_some_and(|tier| tier.home.max_priority().is_some());
@@ -209,7 +211,10 @@ impl ConsumerSettings {
             is_parked: true,
             ..NewRow::forwarded(tier, Duration::ZERO, &message.id, &properties, payload)
         };
-        match self.forward_once(Outgoing::Row(Arc::new(row)), message).await {
+        match self
+            .forward_once(Outgoing::Row(Arc::new(row)), message)
+            .await
+        {
             Ok(()) => Stored::Yes,
             Err(error) => {
                 self.report_not_stored(received, &error).await;

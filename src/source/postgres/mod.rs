@@ -204,7 +204,11 @@ impl RowSettings {
     /// How long a task of a tier may wait where `time` is the rule: as much longer as the tier was paused. `None`: it is paused.
     fn waiting_time(&self, tier: &str, time: Duration) -> Option<Duration> {
         let controls = self.consumer.controls.now();
-        let group = self.consumer.topology.group_of(tier).map_or("", |group| &group.name);
+        let group = self
+            .consumer
+            .topology
+            .group_of(tier)
+            .map_or("", |group| &group.name);
         if controls.is_paused(group, tier) {
             return None;
         }

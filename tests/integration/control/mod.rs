@@ -81,7 +81,7 @@ impl Runs {
         registry
             .register::<Notify, _>(move |notify: Notify| {
                 let runs = runs.clone();
-                async move { runs.run("notify", notify.order, "").await }
+                async move { runs.run("notify", notify.order, "of notify").await }
             })
             .unwrap();
         registry
@@ -179,7 +179,10 @@ impl Servers {
     }
 
     async fn count(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&self.pool().await).await.unwrap()
+        sqlx::query_scalar(sql)
+            .fetch_one(&self.pool().await)
+            .await
+            .unwrap()
     }
 
     /// How many rows are parked.
@@ -189,7 +192,8 @@ impl Servers {
 
     /// How many dead letters there are.
     async fn dead(&self) -> i64 {
-        self.count("SELECT count(*) FROM tierline.dead_letters").await
+        self.count("SELECT count(*) FROM tierline.dead_letters")
+            .await
     }
 }
 
@@ -201,7 +205,13 @@ struct Process {
 
 impl Process {
     fn work(&mut self) {
-        let groups: Vec<_> = self.app.topology().groups().iter().map(|it| it.name.clone()).collect();
+        let groups: Vec<_> = self
+            .app
+            .topology()
+            .groups()
+            .iter()
+            .map(|it| it.name.clone())
+            .collect();
         let (stop, stopped) = oneshot::channel::<()>();
         let worker = self.app.work(groups).grace(Duration::from_secs(5));
         let ended = tokio::spawn(worker.until(async {

@@ -12,12 +12,14 @@ use crate::source::Handle;
 impl Queue {
     /// Follows what operators change: what was prefetched may have to wait now, or may run.
     pub(super) fn follow_controls(&mut self) {
-        if !matches!(self.controls.has_changed(), Ok(true)) {
+        let has_changed = matches!(self.controls.has_changed(), Ok(true));
+        if !self.limits.has_changed() && !has_changed {
             return;
         }
         let snapshot = self.controls.borrow_and_update().clone();
         let (topology, limits) = (&self.settings.topology, &self.settings.limits);
         self.gating = Gating::new(topology, &self.name, &snapshot, limits);
+        self.limits.watch(&self.gating);
         for handle in self.prefetched.drain_until(Instant::now()) {
             self.admit_again(handle);
         }
@@ -54,7 +56,8 @@ impl Queue {
             None => false,
             Some(Gated::Paused | Gated::PerKey { .. }) => true,
             Some(Gated::Limited(gate)) => {
-                let is_full = self.prefetched.limited(task) >= gate.allowance();
+                // One waits here also without a share: it asks for one.
+                let is_full = self.prefetched.limited(task) >= gate.allowance().max(1);
                 let is_behind = self.settings.parked_tasks.contains(&self.name, task);
                 if is_full {
                     // Those that come later must not start before it.

@@ -32,7 +32,7 @@ use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
 use crate::control::{Gated, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
-use crate::source::{Delivery, Handle, Next, Source, Supply};
+use crate::source::{Delivery, Handle, Next, Source, Supply, TaskGates};
 use crate::topology::{self, Tier};
 
 /// A prefetched message goes back when it has waited for a slot during this part of the broker's ack timeout.
@@ -75,6 +75,7 @@ pub(super) struct Queue {
     /// Which tasks may not run as they come.
     gating: Gating,
     controls: watch::Receiver<Arc<Snapshot>>,
+    limits: TaskGates,
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
@@ -169,6 +170,7 @@ impl Queue {
             orphans: Vec::new(),
             next_handle: 0,
             history: RedeliveryHistory::new(window.into()),
+            limits: TaskGates::new(&settings.limits, &gating),
             gating,
             controls,
             outlook: Outlook::new(),
@@ -348,6 +350,7 @@ impl Source for Queue {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
         self.poll_consumer(cx);
         self.follow_controls();
+        self.limits.poll(cx);
         if let Err(cause) = self.poll_deliveries(cx) {
             self.interrupted(&cause);
             // The next consumer has not registered its waker yet.

@@ -3,20 +3,21 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::claims::CLAIMED_BYTES;
 use super::super::RowSettings;
+use super::claims::CLAIMED_BYTES;
 use super::{Quarantine, Rows, State};
 use crate::Error;
 use crate::backlog::{Lane, LaneClaim, OpenLanes, ParkedRow, RunKey, Sweep, Unparked};
-use crate::control::{Gated, Gating, Snapshot};
+use crate::control::{Gate, Gated, Gating, Snapshot};
 use crate::message::Received;
-use crate::source::Handle;
 use crate::source::postgres::statements::{ParkedClaim, Statement};
+use crate::source::{Handle, TaskGates};
 
 /// How long a lane is known that no look has seen: the look may have begun before the lane did.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
@@ -27,6 +28,7 @@ const PARKED_AT_ONCE: usize = 500;
 pub(super) struct Parked {
     pub(super) gating: Arc<Gating>,
     controls: watch::Receiver<Arc<Snapshot>>,
+    limits: TaskGates,
     /// The lanes in which rows wait, by their task; empty: of all tasks of the tier.
     lanes: HashMap<String, KnownLane>,
     /// Rows of this process that are to be moved to their lanes.
@@ -55,6 +57,7 @@ impl RowSettings {
         let gating = Arc::new(self.gating(tier, &snapshot));
         Parked {
             must_sweep: !gating.is_empty(),
+            limits: TaskGates::new(&self.consumer.limits, &gating),
             gating,
             controls,
             lanes: HashMap::new(),
@@ -77,11 +80,13 @@ impl Parked {
 impl Rows {
     /// Follows what operators change.
     pub(super) fn follow_controls(&mut self) {
-        if !matches!(self.parked.controls.has_changed(), Ok(true)) {
+        let has_changed = matches!(self.parked.controls.has_changed(), Ok(true));
+        if !self.parked.limits.has_changed() && !has_changed {
             return;
         }
         let snapshot = self.parked.controls.borrow_and_update().clone();
         self.parked.gating = Arc::new(self.settings.gating(&self.name, &snapshot));
+        self.parked.limits.watch(&self.parked.gating);
         self.parked.must_sweep = !self.parked.gating.is_empty();
         for lane in self.parked.lanes.values_mut() {
             lane.expects_more = true;
@@ -89,6 +94,15 @@ impl Rows {
         // What was prefetched may have to wait now, or may run.
         for handle in self.prefetched.drain() {
             self.admit(handle, Admission::Again);
+        }
+    }
+
+    /// Claims again from lanes whose gate has opened.
+    pub(super) fn poll_gates(&mut self, cx: &mut Context<'_>) {
+        if self.parked.limits.poll(cx) {
+            for (task, lane) in &mut self.parked.lanes {
+                lane.expects_more |= self.parked.gating.of(task).is_some();
+            }
         }
     }
 
@@ -107,15 +121,19 @@ impl Rows {
         match self.parked.gating.of(task) {
             Some(Gated::Paused) => self.park(handle, &received),
             Some(Gated::Limited(gate)) => {
-                let has_room = self.prefetched.limited(task) < gate.allowance();
+                // One waits here also without a share: it asks for one.
+                let has_room = self.prefetched.limited(task) < gate.allowance().max(1);
                 match is_from_lane || (has_room && !self.parked.lanes.contains_key(task)) {
-                    true => self.prefetched.insert_limited(task, &gate.clone(), place, handle),
+                    true => self
+                        .prefetched
+                        .insert_limited(task, &gate.clone(), place, handle),
                     false => self.park(handle, &received),
                 }
             }
             Some(Gated::PerKey { gate, .. }) => match (is_from_lane, gate) {
                 (true, Some(gate)) => {
-                    self.prefetched.insert_limited(task, &gate.clone(), place, handle);
+                    self.prefetched
+                        .insert_limited(task, &gate.clone(), place, handle);
                 }
                 (true, None) => self.prefetched.insert(place, handle),
                 (false, _) => self.park(handle, &received),
@@ -208,13 +226,13 @@ impl Rows {
                 Some(Gated::Paused) => continue,
                 Some(Gated::Limited(gate)) => {
                     let held = self.prefetched.limited(task);
-                    (gate.allowance().saturating_sub(held), None)
+                    (wanted(gate).saturating_sub(held), None)
                 }
                 Some(Gated::PerKey { places, gate, .. }) => {
                     // A row that waits for a slot keeps others of its key waiting, perhaps in another process.
                     let most = self.parked.slots.saturating_sub(waiting);
                     let allowed = gate.as_ref().map_or(usize::MAX, |gate| {
-                        gate.allowance().saturating_sub(self.prefetched.limited(task))
+                        wanted(gate).saturating_sub(self.prefetched.limited(task))
                     });
                     (most.min(allowed), Some(*places))
                 }
@@ -338,7 +356,11 @@ impl Rows {
         Ok(())
     }
 
-    pub(super) fn unparked(&mut self, task: &str, unparked: Result<Unparked, Error>) -> Option<Error> {
+    pub(super) fn unparked(
+        &mut self,
+        task: &str,
+        unparked: Result<Unparked, Error>,
+    ) -> Option<Error> {
         self.parked.is_unparking = false;
         match unparked {
             Ok(unparked) => {
@@ -421,7 +443,12 @@ impl Rows {
     }
 
     fn forget_lanes(&mut self, task: &str) {
-        if self.parked.lanes.get(task).is_some_and(|lane| !lane.has_suspects) {
+        if self
+            .parked
+            .lanes
+            .get(task)
+            .is_some_and(|lane| !lane.has_suspects)
+        {
             self.parked.lanes.remove(task);
             self.settings.consumer.parked_tasks.remove(&self.name, task);
         }
@@ -476,6 +503,15 @@ impl Rows {
     }
 }
 
+/// How many rows are worth claiming for a gate. If it is none, the gate is told that some wait.
+fn wanted(gate: &Gate) -> usize {
+    let wanted = gate.allowance();
+    if wanted == 0 {
+        gate.startable(true);
+    }
+    wanted
+}
+
 /// Where a row comes from that may wait here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
@@ -489,7 +525,10 @@ pub(super) enum Admission {
 /// The lane of a task that may not run as it comes.
 pub(in crate::source::postgres) fn lane(gating: &Gating, received: &Received) -> Lane {
     let task = received.task();
-    let given = received.message().ok().and_then(|it| it.limit_key.as_deref());
+    let given = received
+        .message()
+        .ok()
+        .and_then(|it| it.limit_key.as_deref());
     Lane {
         key: gating.key(task, given, received.payload()),
         task: gating.lane_task(task).unwrap_or(task).to_owned(),

@@ -1,0 +1,606 @@
+//! What this process may start of one limited tier or task. Pure: the time is given.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::topology::{Limit, LimitScope};
+
+/// How long after the last start, or the last attempt at one, a process still wants its share.
+pub(super) const DEMAND_LASTS: Duration = Duration::from_millis(1_500);
+#[cfg(feature = "postgres")]
+/// A process whose rounds have not run for this long stood still, and others may have its share.
+const STALLED: Duration = Duration::from_secs(20);
+/// How long a share of what may run holds after the last round that was answered. Others take it over later: see `rounds`.
+#[cfg(feature = "postgres")]
+const LEASE: Duration = Duration::from_secs(20);
+/// What is added to a token that is nearly there: the sum of many fractions is never exact.
+const NEARLY: f64 = 1e-9;
+/// How much of its rate a process may have prefetched.
+const PREFETCHED: f64 = 0.25;
+
+/// The limits of one tier or task in this process, and what is used of them.
+#[derive(Debug)]
+pub(super) struct Local {
+    /// `None`: there is none any more, and everything may start.
+    limit: Option<Limit>,
+    rate: Option<Bucket>,
+    places: Option<Places>,
+    scope: LimitScope,
+    /// How many tasks run. They are counted whatever the limit is, so that one that comes while they run counts them.
+    used: u32,
+    demand: Demand,
+    #[cfg(feature = "postgres")]
+    share: Share,
+}
+
+/// How much is asked for.
+#[derive(Debug, Default)]
+struct Demand {
+    /// The last attempt, refused or not.
+    last: Option<Instant>,
+    /// The last attempt that was refused for lack of a token, and of a place.
+    lacked_token: Option<Instant>,
+    lacked_place: Option<Instant>,
+    /// How many tasks have started since the use was last measured.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "shares are in Postgres")
+    )]
+    starts: u32,
+}
+
+/// The tokens of a rate: each start takes one.
+#[derive(Debug)]
+struct Bucket {
+    per_second: f64,
+    burst: u32,
+    tokens: f64,
+    /// When `tokens` was true.
+    at: Instant,
+}
+
+/// The places of tasks that run.
+#[derive(Debug)]
+struct Places {
+    /// How many this process has.
+    held: u32,
+    /// How many it is to keep: it gives up the others when handlers end.
+    kept: u32,
+    /// `None`: they hold for ever.
+    until: Option<Instant>,
+}
+
+/// Whether a task may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    Yes,
+    /// Whether it is the first refusal for a time.
+    No {
+        is_new: bool,
+    },
+}
+
+/// What was changed by the end of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Another task may start.
+    Opened,
+    /// A place is to be given up.
+    Lowered,
+    Nothing,
+}
+
+impl Local {
+    pub(super) fn new(limit: &Limit, now: Instant) -> Self {
+        let mut local = Self {
+            limit: None,
+            rate: None,
+            places: None,
+            scope: limit.scope,
+            used: 0,
+            demand: Demand::default(),
+            #[cfg(feature = "postgres")]
+            share: Share::new(now),
+        };
+        local.set_limit(Some(limit), now);
+        local
+    }
+
+    /// Follows a limit; whether it is another one than before. What was held before is kept as far as it allows.
+    pub(super) fn set_limit(&mut self, limit: Option<&Limit>, now: Instant) -> bool {
+        if self.limit.as_ref() == limit {
+            return false;
+        }
+        self.limit = limit.cloned();
+        let Some(limit) = limit else {
+            (self.rate, self.places) = (None, None);
+            return true;
+        };
+        let was_alone = std::mem::replace(&mut self.scope, limit.scope) == LimitScope::Process;
+        if was_alone && self.scope == LimitScope::App {
+            // The share of all must be asked for first.
+            (self.rate, self.places) = (None, None);
+        }
+        let is_alone = self.scope == LimitScope::Process;
+        let before = self.rate.take();
+        let mut surplus = 0.0;
+        self.rate = limit.rate.map(|rate| {
+            let is_new = before.is_none();
+            let mut bucket = before.unwrap_or(Bucket {
+                per_second: 0.0,
+                burst: 0,
+                tokens: 0.0,
+                at: now,
+            });
+            bucket.refill(now);
+            let (most, burst) = (rate.per_second(), rate.burst());
+            if is_alone {
+                (bucket.per_second, bucket.burst) = (most, burst);
+            }
+            surplus = bucket.lower(most, burst);
+            if is_new {
+                bucket.tokens = bucket.burst.into();
+            }
+            bucket
+        });
+        self.give_back(surplus);
+        // With keys, their tasks are counted in the database.
+        let running = limit.running.filter(|_| limit.per.is_none());
+        let before = self.places.take();
+        self.places = running.map(|running| {
+            let held = match (is_alone, before) {
+                (true, _) => running,
+                (false, Some(before)) => {
+                    return Places {
+                        kept: before.kept.min(running),
+                        ..before
+                    };
+                }
+                // What runs already counts.
+                (false, None) => self.used,
+            };
+            Places {
+                held,
+                kept: held,
+                until: None,
+            }
+        });
+        self.lower_places();
+        true
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    fn give_back(&mut self, _: f64) {}
+
+    /// Gives tokens back to the pool, with the next round.
+    #[cfg(feature = "postgres")]
+    fn give_back(&mut self, tokens: f64) {
+        self.share.returned += tokens;
+    }
+
+    /// The limit, if this process shares it with others.
+    #[cfg(feature = "postgres")]
+    pub(super) fn shared_limit(&self) -> Option<&Limit> {
+        let limit = self.limit.as_ref();
+        limit.filter(|limit| limit.scope == LimitScope::App)
+    }
+
+    /// How many tasks may start now.
+    pub(super) fn startable(&mut self, now: Instant) -> usize {
+        if self.is_stalled(now) || !self.has_place(now) || !self.has_token(now) {
+            return 0;
+        }
+        let tokens = self
+            .rate
+            .as_ref()
+            .map(|bucket| (bucket.tokens + NEARLY) as usize);
+        let places = self.places.as_ref();
+        let places = places.map(|it| it.held.min(it.kept).saturating_sub(self.used) as usize);
+        let least = [tokens, places].into_iter().flatten().min();
+        least.unwrap_or(usize::MAX)
+    }
+
+    /// Takes the right to start one task.
+    pub(super) fn try_start(&mut self, now: Instant) -> Start {
+        if self.startable(now) == 0 {
+            return Start::No {
+                is_new: self.refuse(now),
+            };
+        }
+        self.demand.last = Some(now);
+        if let Some(bucket) = &mut self.rate {
+            bucket.tokens -= 1.0;
+        }
+        self.used += 1;
+        self.demand.starts = self.demand.starts.saturating_add(1);
+        Start::Yes
+    }
+
+    /// Notes that there is a task that may not start; whether it is the first for a time.
+    pub(super) fn refuse(&mut self, now: Instant) -> bool {
+        let is_new = !self.lacks(now);
+        self.demand.last = Some(now);
+        if !self.has_place(now) {
+            self.demand.lacked_place = Some(now);
+        }
+        if !self.has_token(now) {
+            self.demand.lacked_token = Some(now);
+        }
+        is_new
+    }
+
+    /// A task for which a right was taken was not started.
+    pub(super) fn give_token_back(&mut self) {
+        if let Some(bucket) = &mut self.rate {
+            bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst.into());
+        }
+    }
+
+    /// A task has ended.
+    pub(super) fn end(&mut self) -> Ended {
+        let was_full = matches!(&self.places, Some(places) if self.used >= places.held);
+        self.used = self.used.saturating_sub(1);
+        if self.lower_places() {
+            return Ended::Lowered;
+        }
+        match was_full {
+            true => Ended::Opened,
+            false => Ended::Nothing,
+        }
+    }
+
+    /// When a token is there by itself, if that is all that is missing.
+    pub(super) fn next_at(&mut self, now: Instant) -> Option<Instant> {
+        if self.is_stalled(now) || !self.has_place(now) {
+            return None;
+        }
+        let bucket = self.rate.as_mut()?;
+        bucket.refill(now);
+        if bucket.burst == 0 || bucket.per_second <= 0.0 {
+            return None;
+        }
+        let missing = (1.0 - bucket.tokens).max(0.0) / bucket.per_second;
+        now.checked_add(Duration::try_from_secs_f64(missing).ok()?)
+    }
+
+    /// How many deliveries are worth holding prefetched.
+    pub(super) fn allowance(&mut self, now: Instant) -> usize {
+        let of_rate = self.rate.as_mut().map(|bucket| {
+            bucket.refill(now);
+            let soon = bucket.tokens + bucket.per_second * PREFETCHED;
+            let least = usize::from(bucket.burst > 0);
+            (soon.max(0.0).ceil() as usize).max(least)
+        });
+        let of_places = self.places.as_ref().map(|places| 2 * places.kept as usize);
+        [of_rate, of_places]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(usize::MAX)
+    }
+
+    fn has_token(&mut self, now: Instant) -> bool {
+        match &mut self.rate {
+            Some(bucket) => {
+                bucket.refill(now);
+                bucket.tokens + NEARLY >= 1.0
+            }
+            None => true,
+        }
+    }
+
+    fn has_place(&self, now: Instant) -> bool {
+        match &self.places {
+            Some(places) => {
+                let holds = places.until.is_none_or(|until| now < until);
+                holds && self.used < places.held && self.used < places.kept
+            }
+            None => true,
+        }
+    }
+
+    /// Gives up places that are free and not to be kept; whether there were any.
+    fn lower_places(&mut self) -> bool {
+        let Some(places) = &mut self.places else {
+            return false;
+        };
+        let held = places.kept.max(self.used).min(places.held);
+        std::mem::replace(&mut places.held, held) != held
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    fn is_stalled(&self, _: Instant) -> bool {
+        false
+    }
+
+    #[cfg(feature = "postgres")]
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.scope == LimitScope::App && now.saturating_duration_since(self.share.ticked) > STALLED
+    }
+
+    /// Whether somebody was refused a moment ago.
+    pub(super) fn lacks(&self, now: Instant) -> bool {
+        let Demand {
+            lacked_token,
+            lacked_place,
+            ..
+        } = self.demand;
+        is_recent(lacked_token, now) || is_recent(lacked_place, now)
+    }
+}
+
+fn is_recent(at: Option<Instant>, now: Instant) -> bool {
+    at.is_some_and(|at| now.saturating_duration_since(at) < DEMAND_LASTS)
+}
+
+impl Bucket {
+    fn refill(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.at = self.at.max(now);
+        let most = f64::from(self.burst);
+        self.tokens = (self.tokens + self.per_second * elapsed).min(most);
+    }
+
+    /// Lowers what is held. Returns the tokens that do not fit any more.
+    fn lower(&mut self, per_second: f64, burst: u32) -> f64 {
+        self.per_second = self.per_second.min(per_second);
+        self.burst = self.burst.min(burst);
+        let surplus = (self.tokens - f64::from(self.burst)).max(0.0);
+        self.tokens -= surplus;
+        surplus
+    }
+}
+
+#[cfg(feature = "postgres")]
+use shared::Share;
+
+/// The part of a limit that processes share.
+#[cfg(feature = "postgres")]
+mod shared {
+    use super::*;
+    use crate::control::limit::share::{Answer, Held, Report, ShareId, Wants};
+    use crate::random;
+
+    /// How much more than its measured use a process wants, and how coarse that is: not every round is to change a row.
+    const HEADROOM: f64 = 1.5;
+    /// The use is measured over at least this time.
+    const MEASURED: f64 = 0.2;
+    const WEIGHT: f64 = 0.5;
+    /// How often a process with something to start takes part in rounds.
+    const EVERY: Duration = Duration::from_millis(500);
+    /// How often one that has no share, or less than its part.
+    const EVERY_WHEN_SHORT: Duration = Duration::from_millis(100);
+    /// How often one that starts nothing, while tasks run.
+    const EVERY_WHEN_RUNNING: Duration = Duration::from_secs(4);
+
+    /// How the pool of a limit knows this process.
+    #[derive(Debug)]
+    pub(in crate::control::limit) struct Share {
+        /// Drawn anew after the pool has forgotten it.
+        id: ShareId,
+        /// Whether a round was answered under this id.
+        is_known: bool,
+        /// All tokens that were ever given back to the pool and taken from it, under this id: a round whose answer is lost
+        /// loses none.
+        pub(super) returned: f64,
+        given: f64,
+        /// What the last answer named as the fair part, and what the pool thinks is held.
+        fair: Held,
+        granted: Held,
+        /// Starts per second, measured.
+        used: f64,
+        measured: Instant,
+        /// When the rounds have last run.
+        pub(super) ticked: Instant,
+    }
+
+    impl Share {
+        pub(super) fn new(now: Instant) -> Self {
+            Self {
+                id: u64::from(random::number()) << 32 | u64::from(random::number()),
+                is_known: false,
+                returned: 0.0,
+                given: 0.0,
+                fair: Held::default(),
+                granted: Held::default(),
+                used: 0.0,
+                measured: now,
+                ticked: now,
+            }
+        }
+    }
+
+    impl Local {
+        /// The rounds run. A process that stood still uses its share again when a round was answered.
+        pub(in crate::control::limit) fn tick(&mut self, now: Instant) {
+            if !self.is_stalled(now) {
+                self.share.ticked = now;
+            }
+        }
+
+        /// How long after a round the next is due. `None`: there is to be none, as nobody wants to start anything, and nothing
+        /// is held.
+        pub(in crate::control::limit) fn pause(&self, now: Instant) -> Option<Duration> {
+            if !self.takes_part(now) {
+                return None;
+            }
+            let is_told = self.share.is_known && self.held() == self.share.granted;
+            Some(match () {
+                // What was given up may be held by others then.
+                () if !is_told => Duration::ZERO,
+                () if self.is_short(now) => EVERY_WHEN_SHORT,
+                () if self.is_wanted(now) => EVERY,
+                () if self.runs_any() => EVERY_WHEN_RUNNING,
+                () => Duration::ZERO,
+            })
+        }
+
+        /// Whether somebody wants to start something, or something is held.
+        pub(in crate::control::limit) fn takes_part(&self, now: Instant) -> bool {
+            self.shared_limit().is_some()
+                && (self.is_wanted(now) || self.share.is_known || self.runs_any())
+        }
+
+        /// Whether there is somebody who would start more, or has done so a moment ago.
+        fn is_wanted(&self, now: Instant) -> bool {
+            is_recent(self.demand.last, now)
+        }
+
+        /// Nobody wants to start anything any more.
+        pub(in crate::control::limit) fn give_up(&mut self) {
+            self.demand = Demand::default();
+        }
+
+        /// Whether somebody waits for more than is held, and less is held than is this process's part.
+        fn is_short(&self, now: Instant) -> bool {
+            let (held, fair) = (self.held(), self.share.fair);
+            let is_below = !self.share.is_known
+                || held.rate < fair.rate * 0.99
+                || held.burst < fair.burst
+                || held.running < fair.running;
+            self.lacks(now)
+                && (is_below
+                    || held.burst == 0 && self.rate.is_some()
+                    || held.running == 0 && self.places.is_some())
+        }
+
+        /// Whether tasks run that take places.
+        pub(in crate::control::limit) fn runs_any(&self) -> bool {
+            self.used > 0 && self.places.is_some()
+        }
+
+        pub(in crate::control::limit) fn held(&self) -> Held {
+            let rate = self.rate.as_ref();
+            Held {
+                rate: rate.map_or(0.0, |bucket| bucket.per_second),
+                burst: rate.map_or(0, |bucket| bucket.burst),
+                running: self.places.as_ref().map_or(0, |places| places.held),
+            }
+        }
+
+        /// What this process says in a round. What it does not want any more it gives up before it says so.
+        pub(in crate::control::limit) fn report(&mut self, now: Instant) -> Report {
+            let is_wanted = self.is_wanted(now);
+            self.measure(now);
+            if let Some(bucket) = &mut self.rate {
+                bucket.refill(now);
+            }
+            if !is_wanted {
+                self.lower(&Held::default());
+            }
+            let share = &self.share;
+            let room = self.rate.as_ref();
+            Report {
+                id: share.id,
+                is_known: share.is_known,
+                held: self.held(),
+                wants: self.wants(now, is_wanted),
+                room: room.map_or(0.0, |bucket| f64::from(bucket.burst) - bucket.tokens),
+                returned: share.returned,
+                is_leaving: !is_wanted && !self.runs_any(),
+            }
+        }
+
+        fn measure(&mut self, now: Instant) {
+            let share = &mut self.share;
+            let elapsed = now.saturating_duration_since(share.measured).as_secs_f64();
+            if elapsed < MEASURED {
+                return;
+            }
+            let starts = f64::from(std::mem::take(&mut self.demand.starts)) / elapsed;
+            share.used += (starts - share.used) * WEIGHT;
+            share.measured = now;
+        }
+
+        fn wants(&self, now: Instant, is_wanted: bool) -> Wants {
+            let rate = match is_recent(self.demand.lacked_token, now) {
+                true => None,
+                // Up to the next power.
+                false => {
+                    Some(HEADROOM.powf((self.share.used * HEADROOM).max(1e-6).log(HEADROOM).ceil()))
+                }
+            };
+            let running = match is_recent(self.demand.lacked_place, now) {
+                true => u32::MAX,
+                false => self.used,
+            };
+            Wants {
+                rate,
+                running,
+                is_wanted,
+            }
+        }
+
+        /// Follows an answer to what was reported at `sent`. `None`: the pool does not know this process any more. Whether more
+        /// may start than before.
+        pub(in crate::control::limit) fn answered(
+            &mut self,
+            answer: Option<&Answer>,
+            sent: Instant,
+            now: Instant,
+        ) -> bool {
+            let was_stalled = self.is_stalled(now);
+            self.share.ticked = now;
+            let Some(answer) = answer else {
+                // Others may have its share by now.
+                self.lower(&Held::default());
+                let (used, measured) = (self.share.used, self.share.measured);
+                self.share = Share {
+                    used,
+                    measured,
+                    ..Share::new(now)
+                };
+                return false;
+            };
+            self.share.is_known = !answer.is_left;
+            self.share.fair = answer.fair;
+            self.share.granted = answer.granted;
+            if answer.is_left {
+                self.share = Share::new(now);
+                return false;
+            }
+            let before = self.held();
+            self.raise(answer, sent);
+            let raised = self.held();
+            let part = match self.is_wanted(now) {
+                true => answer.fair,
+                false => Held::default(),
+            };
+            self.lower(&part);
+            was_stalled
+                || raised.rate > before.rate
+                || raised.burst > before.burst
+                || raised.running > before.running
+        }
+
+        fn raise(&mut self, answer: &Answer, sent: Instant) {
+            let given = (answer.given - self.share.given).max(0.0);
+            self.share.given = answer.given;
+            match &mut self.rate {
+                Some(bucket) => {
+                    bucket.per_second = bucket.per_second.max(answer.granted.rate);
+                    bucket.burst = bucket.burst.max(answer.granted.burst);
+                    bucket.tokens += given;
+                    self.share.returned += bucket.lower(f64::INFINITY, u32::MAX);
+                }
+                None => self.share.returned += given,
+            }
+            if let Some(places) = &mut self.places {
+                places.held = places.held.max(answer.granted.running);
+                places.until = Some(sent + LEASE);
+            }
+        }
+
+        /// Lowers what is held to a part. Places are given up when their tasks end.
+        fn lower(&mut self, part: &Held) {
+            if let Some(bucket) = &mut self.rate {
+                self.share.returned += bucket.lower(part.rate, part.burst);
+            }
+            if let Some(places) = &mut self.places {
+                places.kept = part.running;
+            }
+            self.lower_places();
+        }
+    }
+}

@@ -283,6 +283,16 @@ impl Topology {
         self.tiers().iter().filter(|tier| tier.uses_postgres())
     }
 
+    /// Whether processes need the tables from the beginning: tiers live there, or limits are divided there.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn needs_tables(&self) -> bool {
+        let tiers = self.tiers().iter().map(|tier| tier.limit.as_ref());
+        let tasks = self.tasks().iter().map(|task| task.limit.as_ref());
+        let mut limits = tiers.chain(tasks).flatten();
+        self.tiers_using_postgres().next().is_some()
+            || limits.any(|limit| limit.scope == LimitScope::App)
+    }
+
     /// Whether the messages of this tier wait on the broker.
     pub(crate) fn is_on_broker(&self, tier: &str) -> bool {
         self.tier(tier).is_some_and(|tier| tier.home.is_on_broker())

@@ -97,6 +97,12 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
                 pauses.extend(pause);
             }
         }
+        (Setting::Limit(limit), Target::Tier(tier), false) => {
+            snapshot.limit_tier(tier, limit);
+        }
+        (Setting::Limit(limit), Target::Task(task), false) => {
+            snapshot.limit_task(topology, task, limit);
+        }
         (Setting::Override { tier, priority }, Target::Task(task), false) => {
             snapshot
                 .task_overrides

@@ -11,7 +11,7 @@ use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
 use super::table::{begin, end, lock};
 use crate::Error;
-use crate::error::ControlError;
+use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -97,6 +97,36 @@ impl Change {
     async fn run(self) -> Result<Changed, Error> {
         self.unreadable.check()?;
         self.check()?;
+        let (before, after) = match self.store().await {
+            // An app whose tiers are all on the broker may have no tables yet.
+            Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
+                self.control.database.migrate().await?;
+                self.store().await?
+            }
+            stored => stored?,
+        };
+        let mut notes = match &self.kind {
+            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
+            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
+            _ => Vec::new(),
+        };
+        if after.is_none() && before.is_none() {
+            notes.push(format!(
+                "{} was not {}",
+                self.target,
+                self.kind.participle()
+            ));
+        }
+        Ok(Changed {
+            before,
+            after,
+            notes,
+        })
+    }
+
+    /// Makes the change. Returns what was in force, and what is.
+    async fn store(&self) -> Result<(Option<ControlEntry>, Option<ControlEntry>), Error> {
         let database = &self.control.database;
         let changing = async {
             let mut connection = database.pool().acquire().await?;
@@ -129,25 +159,7 @@ impl Change {
             Ok((before, after))
         };
         let tried = format!("{} {:?}", self.words(), self.target.name());
-        let (before, after) = database.within(STATEMENT_LIMIT, &tried, changing).await?;
-        let mut notes = match &self.kind {
-            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
-            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
-            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
-            _ => Vec::new(),
-        };
-        if after.is_none() && before.is_none() {
-            notes.push(format!(
-                "{} was not {}",
-                self.target,
-                self.kind.participle()
-            ));
-        }
-        Ok(Changed {
-            before,
-            after,
-            notes,
-        })
+        database.within(STATEMENT_LIMIT, &tried, changing).await
     }
 
     /// Refuses what the map does not have, and times that make no sense.

@@ -14,6 +14,7 @@ mod change;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
+mod gating;
 mod known;
 mod limit;
 #[cfg(feature = "postgres")]
@@ -28,6 +29,7 @@ mod table;
 pub use change::{Change, Changed};
 #[cfg(feature = "postgres")]
 pub use entry::{ControlEntry, Setting, Target};
+pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
 pub(crate) use limit::{Gate, Limits, Permit};
 #[cfg(feature = "postgres")]
@@ -38,4 +40,5 @@ pub use operator::Control;
     not(feature = "postgres"),
     expect(unused_imports, reason = "changes are in Postgres")
 )]
+#[expect(unused_imports, reason = "not merged yet")]
 pub(crate) use snapshot::{Override, Snapshot};

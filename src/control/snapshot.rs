@@ -14,11 +14,27 @@ pub(crate) struct Snapshot {
     pub(super) task_overrides: HashMap<String, Override>,
     /// By the beginning of the tasks' names, the longest first.
     pub(super) prefix_overrides: Vec<(String, Override)>,
-    /// When tiers were paused that are not any more: tasks waited there through no fault of theirs.
-    pub(super) past_pauses: HashMap<String, Vec<(SystemTime, SystemTime)>>,
+    /// When something was paused that is not any more: tasks waited through no fault of theirs.
+    pub(super) past_pauses: Vec<PastPause>,
     /// The limits in force: those of the map, where no operator has replaced them.
     pub(super) tier_limits: HashMap<String, Limit>,
     pub(super) task_limits: HashMap<String, Limit>,
+}
+
+/// A pause that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PastPause {
+    pub(super) target: PauseTarget,
+    pub(super) since: SystemTime,
+    pub(super) until: SystemTime,
+}
+
+/// What was paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PauseTarget {
+    Tier(String),
+    Group(String),
+    Task(String),
 }
 
 /// Another tier or priority for a task than the map's.
@@ -67,10 +83,6 @@ impl Snapshot {
     }
 
     /// The limit of a task: an operator's, else the map's.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "its tasks do not wait as rows yet")
-    )]
     pub(crate) fn limit_of_task(&self, task: &str) -> Option<&Limit> {
         self.task_limits.get(task)
     }
@@ -111,15 +123,39 @@ impl Snapshot {
         found.map(|(_, found)| found)
     }
 
-    /// How long a tier was paused in the time before `now`: as much longer its tasks may wait.
-    pub(crate) fn time_paused(&self, tier: &str, within: Duration, now: SystemTime) -> Duration {
-        let Some(pauses) = self.past_pauses.get(tier) else {
-            return Duration::ZERO;
+    /// How long tasks of a group's tier were paused in the time before `now`: as much longer they may wait. `is_task` says
+    /// which tasks are meant. Pauses at the same time count once.
+    pub(crate) fn time_paused(
+        &self,
+        group: &str,
+        tier: &str,
+        is_task: impl Fn(&str) -> bool,
+        within: Duration,
+        now: SystemTime,
+    ) -> Duration {
+        let is_meant = |pause: &&PastPause| match &pause.target {
+            PauseTarget::Tier(paused) => paused == tier,
+            PauseTarget::Group(paused) => paused == group,
+            PauseTarget::Task(paused) => is_task(paused),
         };
-        let earliest = now.checked_sub(within).unwrap_or(SystemTime::UNIX_EPOCH);
-        let recent = pauses.iter().filter(|(_, until)| *until >= earliest);
-        let lengths = recent.map(|(since, until)| until.duration_since(*since).unwrap_or_default());
-        lengths.sum()
+        let mut paused = Duration::ZERO;
+        let mut counted_from = now;
+        // The latest first: what a task waited before a pause counts, and the pause does not.
+        let mut pauses: Vec<&PastPause> = self.past_pauses.iter().filter(is_meant).collect();
+        pauses.sort_by_key(|pause| std::cmp::Reverse(pause.until));
+        for pause in pauses {
+            let until = pause.until.min(counted_from);
+            let unpaused = now
+                .duration_since(until)
+                .unwrap_or_default()
+                .saturating_sub(paused);
+            if unpaused > within {
+                break;
+            }
+            paused += until.duration_since(pause.since).unwrap_or_default();
+            counted_from = counted_from.min(pause.since);
+        }
+        paused
     }
 }
 
@@ -203,16 +239,27 @@ mod tests {
     }
 
     #[test]
-    fn pauses_of_long_ago_do_not_count() {
+    fn the_time_of_pauses_counts_once_and_those_of_long_ago_do_not() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let pause = |target, since, until| PastPause {
+            target,
+            since: at(since),
+            until: at(until),
+        };
+        let bulk = || PauseTarget::Tier("bulk".into());
         let snapshot = Snapshot {
-            past_pauses: HashMap::from([(
-                "bulk".into(),
-                vec![(at(10), at(20)), (at(100), at(130))],
-            )]),
+            past_pauses: vec![
+                pause(bulk(), 10, 20),
+                pause(bulk(), 100, 130),
+                pause(PauseTarget::Group("slow".into()), 110, 120),
+                pause(PauseTarget::Task("other".into()), 130, 140),
+            ],
             ..Snapshot::default()
         };
-        let paused = |within| snapshot.time_paused("bulk", Duration::from_secs(within), at(140));
+        let paused = |within| {
+            let within = Duration::from_secs(within);
+            snapshot.time_paused("slow", "bulk", |task| task == "export", within, at(140))
+        };
         assert_eq!(paused(60), Duration::from_secs(30));
         assert_eq!(paused(1_000), Duration::from_secs(40));
         assert_eq!(paused(5), Duration::ZERO);

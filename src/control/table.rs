@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::entry::{ControlEntry, Setting, Target};
-use super::snapshot::{Override, Snapshot};
+use super::snapshot::{Override, PastPause, PauseTarget, Snapshot};
 use crate::postgres::{PgConnection, Time};
 use crate::topology::Topology;
 
@@ -83,19 +83,17 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
         (Setting::Pause, Target::Group(group), false) => drop(snapshot.paused_groups.insert(group)),
         (Setting::Pause, Target::Task(task), false) => drop(snapshot.paused_tasks.insert(task)),
         (Setting::Pause, target, true) => {
-            let tiers = match target {
-                Target::Tier(tier) => vec![tier],
-                Target::Group(group) => {
-                    let group = topology.group(&group);
-                    group.map(|group| group.tiers.clone()).unwrap_or_default()
-                }
-                _ => Vec::new(),
+            let target = match target {
+                Target::Tier(tier) => PauseTarget::Tier(tier),
+                Target::Group(group) => PauseTarget::Group(group),
+                Target::Task(task) => PauseTarget::Task(task),
+                Target::Prefix(_) => return,
             };
-            for tier in tiers {
-                let pause = until.map(|until| (since, until));
-                let pauses = snapshot.past_pauses.entry(tier).or_default();
-                pauses.extend(pause);
-            }
+            snapshot.past_pauses.extend(until.map(|until| PastPause {
+                target,
+                since,
+                until,
+            }));
         }
         (Setting::Limit(limit), Target::Tier(tier), false) => {
             snapshot.limit_tier(tier, limit);

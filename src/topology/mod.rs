@@ -312,6 +312,12 @@ impl Topology {
         self.groups().iter().find(|group| group.name == name)
     }
 
+    /// The group that serves a tier.
+    pub(crate) fn group_of(&self, tier: &str) -> Option<&Group> {
+        let mut groups = self.groups().iter();
+        groups.find(|group| group.tiers.iter().any(|it| it == tier))
+    }
+
     /// Every task with its tier, in the order of the file.
     pub fn tasks(&self) -> &[MappedTask] {
         &self.content.tasks

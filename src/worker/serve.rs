@@ -105,6 +105,7 @@ impl WorkerParts {
             suspects,
             controls: self.controls.clone(),
             limits: self.limits.clone(),
+            parked_tasks: Arc::default(),
             redeclared: Default::default(),
         }
     }

@@ -50,10 +50,10 @@ impl Gate {
         }
     }
 
-    /// Whether [`try_start`](Self::try_start) would succeed. This does not say that there is a task to be started.
-    #[expect(dead_code, reason = "groups ask how many may start")]
+    /// Whether [`try_start`](Self::try_start) would succeed. Ask it only if there is a task to be started: a closed gate notes
+    /// that, as if [`try_start`](Self::try_start) had refused.
     pub(crate) fn is_open(&self) -> bool {
-        self.startable(false) > 0
+        self.startable(true) > 0
     }
 
     /// How many tasks may start now. If it is none and there is one to be started (`is_asked`), that is as if
@@ -80,8 +80,7 @@ impl Gate {
     }
 
     /// How many deliveries are worth holding prefetched: what may start in the next quarter of a second, or twice the places
-    /// of those that run. It is zero while this process has no share.
-    #[expect(dead_code, reason = "sources do not ask yet")]
+    /// of those that run. At least 1, also while this process has no share: it gets one only if it has something to start.
     pub(crate) fn allowance(&self) -> usize {
         self.local().allowance(Instant::now())
     }

@@ -21,7 +21,7 @@ mod unrouted;
 
 use std::sync::Arc;
 
-use super::{Source, Suspects};
+use super::{ParkedTasks, Source, Suspects};
 use crate::control::{KnownControls, Limits};
 use crate::observe::Observers;
 #[cfg(feature = "postgres")]
@@ -57,6 +57,7 @@ pub(crate) struct ConsumerSettings {
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
     pub(crate) limits: Limits,
+    pub(crate) parked_tasks: Arc<ParkedTasks>,
     pub(crate) redeclared: Redeclared,
 }
 

@@ -216,6 +216,7 @@ impl Source for Quarantine {
         Some(Delivery {
             handle,
             received,
+            permit: None,
             lease,
         })
     }

@@ -389,20 +389,20 @@ impl Builder {
             }
             None => (from, None),
         };
+        let limits = Limits::new(
+            &topology,
+            #[cfg(feature = "postgres")]
+            database.as_ref(),
+            #[cfg(feature = "postgres")]
+            &observers,
+        );
         #[cfg(feature = "postgres")]
         let controls = match &database {
-            Some(database) => KnownControls::watch(database, &topology, &observers),
+            Some(database) => KnownControls::watch(database, &topology, &limits, &observers),
             None => KnownControls::none(&topology),
         };
         #[cfg(not(feature = "postgres"))]
         let controls = KnownControls::none(&topology);
-        let limits = Limits::follow(
-            &topology,
-            &controls,
-            #[cfg(feature = "postgres")]
-            database.as_ref(),
-            &observers,
-        );
         let publisher = Publisher::new(
             topology.clone(),
             from,

@@ -45,8 +45,6 @@ pub(crate) struct ParkedRow {
     pub(crate) row: ClaimedRow,
     /// Its place among those that were claimed with it.
     pub(crate) number: i64,
-    /// Whether it counts for its key while it runs.
-    pub(crate) has_place: bool,
 }
 
 /// The lanes of a task in which tasks wait.
@@ -211,11 +209,9 @@ pub(crate) async fn claim_parked(
         .fetch_all(&mut *connection)
         .await?;
         for row in &rows {
-            let lane: Option<i64> = row.try_get("lane")?;
             parked.push(ParkedRow {
                 row: ClaimedRow::read(row)?,
                 number: row.try_get("number")?,
-                has_place: lane.is_some(),
             });
         }
     }

@@ -15,7 +15,7 @@ use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
-use crate::topology::{Tier, near_miss, show_duration};
+use crate::topology::{Limit, Tier, near_miss, show_duration};
 
 /// The longest operator name and reason that are kept, in bytes.
 const LONGEST: usize = 200;
@@ -107,6 +107,8 @@ impl Change {
         };
         let mut notes = match &self.kind {
             Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
+            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
             _ => Vec::new(),
         };
         if after.is_none() && before.is_none() {
@@ -216,6 +218,33 @@ impl Change {
         notes.collect()
     }
 
+    /// What becomes of the limit of the map.
+    fn notes_of_limit(&self, set: Option<&Limit>) -> Vec<String> {
+        let topology = &self.control.topology;
+        let of_map = match &self.target {
+            Target::Tier(tier) => topology.tier(tier).and_then(|it| it.limit.as_ref()),
+            Target::Task(task) => topology.task(task).and_then(|it| it.limit.as_ref()),
+            _ => None,
+        };
+        let Some(of_map) = of_map else {
+            return Vec::new();
+        };
+        let mut notes = vec![match set {
+            Some(_) => format!("it replaces the limit of the map, {of_map}, for its time"),
+            None => format!("the limit of the map is in force again: {of_map}"),
+        }];
+        if let (
+            Some(Limit {
+                running: Some(_), ..
+            }),
+            Some(per),
+        ) = (set, &of_map.per)
+        {
+            notes.push(format!("running is for each {per}, as in the map"));
+        }
+        notes
+    }
+
     /// The tiers that the target has, or is in.
     fn tiers(&self) -> Vec<&Tier> {
         let topology = &self.control.topology;
@@ -249,8 +278,10 @@ impl Change {
     fn words(&self) -> String {
         let verb = match &self.kind {
             Kind::Begin(Setting::Pause) => "pause",
+            Kind::Begin(Setting::Limit(_)) => "limit",
             Kind::Begin(Setting::Override { .. }) => "override",
             Kind::End("pause") => "resume",
+            Kind::End("limit") => "unlimit",
             Kind::End(_) => "end override of",
         };
         format!("{verb} {}", self.target.kind())
@@ -268,6 +299,7 @@ impl Kind {
     fn participle(&self) -> &'static str {
         match self.as_str() {
             "pause" => "paused",
+            "limit" => "limited at run time",
             _ => "overridden",
         }
     }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::Snapshot;
-use super::limit::{Gate, Limits};
+use super::{Gate, Limits, Snapshot};
 use crate::topology::Topology;
 
 /// The longest key of a task, in bytes. The digest stands for a longer one.
@@ -47,7 +46,7 @@ impl Gating {
         let mut tasks = HashMap::new();
         for task in topology.tasks() {
             let gate = limits.task(&task.name);
-            let limit = snapshot.limit_of_task(&task.name).or(task.limit.as_ref());
+            let limit = snapshot.limit_of_task(&task.name);
             let per_key = limit.and_then(|limit| Some((limit.per.as_deref()?, limit.running?)));
             let gated = match (per_key, gate) {
                 (Some((path, places)), gate) => Gated::PerKey {
@@ -86,15 +85,6 @@ impl Gating {
             true => None,
             false => self.tasks.get(task),
         }
-    }
-
-    /// The gates of its tasks.
-    pub(crate) fn gates(&self) -> impl Iterator<Item = &Arc<Gate>> {
-        self.tasks.values().filter_map(|gated| match gated {
-            Gated::Paused => None,
-            Gated::Limited(gate) => Some(gate),
-            Gated::PerKey { gate, .. } => gate.as_ref(),
-        })
     }
 
     /// The names of the tasks that may not run as they come.

@@ -11,6 +11,8 @@ use tokio::time::timeout;
 #[cfg(feature = "postgres")]
 use tokio::time::{Instant, sleep_until};
 
+#[cfg(feature = "postgres")]
+use super::Limits;
 use super::Snapshot;
 #[cfg(feature = "postgres")]
 use super::table::{Loaded, load};
@@ -52,12 +54,18 @@ impl KnownControls {
 
     /// Asks the database from now on, as long as a clone of this value lives.
     #[cfg(feature = "postgres")]
-    pub(crate) fn watch(database: &Database, topology: &Topology, observers: &Observers) -> Self {
+    pub(crate) fn watch(
+        database: &Database,
+        topology: &Topology,
+        limits: &Limits,
+        observers: &Observers,
+    ) -> Self {
         let (snapshot, known) = watch::channel(Arc::new(Snapshot::of(topology)));
         let (loaded, is_loaded) = watch::channel(false);
-        let (database, topology, service) = (
+        let (database, topology, limits, service) = (
             database.clone(),
             topology.clone(),
+            limits.clone(),
             Service::new("controls", observers),
         );
         tokio::spawn(async move {
@@ -65,6 +73,7 @@ impl KnownControls {
                 let watcher = Watcher {
                     connection: DedicatedConnection::to(&database),
                     topology: &topology,
+                    limits: &limits,
                     snapshot: &snapshot,
                     is_loaded: &loaded,
                 };
@@ -110,6 +119,7 @@ impl KnownControls {
 struct Watcher<'a> {
     connection: DedicatedConnection,
     topology: &'a Topology,
+    limits: &'a Limits,
     snapshot: &'a watch::Sender<Arc<Snapshot>>,
     is_loaded: &'a watch::Sender<bool>,
 }
@@ -147,6 +157,8 @@ impl Watcher<'_> {
     }
 
     fn learn(&self, learned: Snapshot) {
+        // Whoever learns of the limits finds their gates.
+        self.limits.follow(&learned);
         self.snapshot.send_if_modified(|known| {
             let is_new = **known != learned;
             if is_new {

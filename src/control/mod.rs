@@ -1,10 +1,11 @@
-//! What operators change while the app runs: pauses and overrides, on record, and without a deploy.
+//! What operators change while the app runs: pauses, limits and overrides, on record, and without a deploy.
 //!
 //! The changes are rows in Postgres. Every process of the app that has the database knows them within two seconds. A
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, and `change` is how an operator makes a change. [`Control`] is the face
+//! snapshot up to date, `table` has the statements, `change` is how an operator makes a change, and `limit_change` how it sets a limit; `limit` keeps
+//! limits, those of the map too. [`Control`] is the face
 //! of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
@@ -17,6 +18,8 @@ mod gating;
 mod known;
 mod limit;
 #[cfg(feature = "postgres")]
+mod limit_change;
+#[cfg(feature = "postgres")]
 mod operator;
 mod snapshot;
 #[cfg(feature = "postgres")]
@@ -28,7 +31,9 @@ pub use change::{Change, Changed};
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
-pub(crate) use limit::{Gate, Gates, Limits, Permit, WatchedGate};
+pub(crate) use limit::{Gate, Gates, Limits, Permit};
+#[cfg(feature = "postgres")]
+pub use limit_change::LimitChange;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
 #[cfg_attr(

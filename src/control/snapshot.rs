@@ -58,6 +58,24 @@ impl Snapshot {
         }
     }
 
+    /// Has an operator's limit in place of the map's.
+    #[cfg(feature = "postgres")]
+    pub(super) fn limit_tier(&mut self, tier: String, limit: Limit) {
+        replace(&mut self.tier_limits, tier, limit);
+    }
+
+    /// The same for a task, whose keys stay those of the map.
+    #[cfg(feature = "postgres")]
+    pub(super) fn limit_task(&mut self, topology: &Topology, task: String, limit: Limit) {
+        let of_map = topology.task(&task).and_then(|it| it.limit.as_ref());
+        let per = of_map.and_then(|limit| limit.per.clone());
+        let limit = Limit {
+            per: per.filter(|_| limit.running.is_some()),
+            ..limit
+        };
+        replace(&mut self.task_limits, task, limit);
+    }
+
     /// The limit of a tier: an operator's, else the map's.
     #[cfg_attr(not(test), expect(dead_code, reason = "nobody shows it yet"))]
     pub(crate) fn limit_of_tier(&self, tier: &str) -> Option<&Limit> {
@@ -84,11 +102,6 @@ impl Snapshot {
     /// Whether a tier, or the group that has it, is paused.
     pub(crate) fn is_paused(&self, group: &str, tier: &str) -> bool {
         self.paused_tiers.contains(tier) || self.paused_groups.contains(group)
-    }
-
-    pub(crate) fn is_task_paused(&self, task: &str) -> bool {
-        // Nearly always nothing is paused, and this is asked for each delivery.
-        !self.paused_tasks.is_empty() && self.paused_tasks.contains(task)
     }
 
     pub(crate) fn paused_tasks(&self) -> impl Iterator<Item = &str> {
@@ -141,9 +154,49 @@ impl Snapshot {
     }
 }
 
+#[cfg(feature = "postgres")]
+fn replace(limits: &mut HashMap<String, Limit>, name: String, limit: Limit) {
+    match limit.rate.is_some() || limit.running.is_some() {
+        true => drop(limits.insert(name, limit)),
+        false => drop(limits.remove(&name)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_limit_of_an_operator_replaces_that_of_the_map_wholly_but_for_its_keys() {
+        let map = r#"
+            app = "shop"
+            [tiers.mail]
+            queue = "postgres"
+            limit = { rate = "1/s", running = 2 }
+            [groups.all]
+            tiers = ["mail"]
+            concurrency = 1
+            [tasks]
+            "mail.send" = { tier = "mail", limit = { running = 1, per = "customer" } }
+        "#;
+        let topology = Topology::parse(map).unwrap();
+        let mut snapshot = Snapshot::of(&topology);
+        let running = |running| Limit {
+            running: Some(running),
+            ..Limit::NONE
+        };
+        let shown = |limit: Option<&Limit>| limit.map(Limit::to_string);
+        let tier = |snapshot: &Snapshot| shown(snapshot.limit_of_tier("mail"));
+        let task = |snapshot: &Snapshot| shown(snapshot.limit_of_task("mail.send"));
+        assert_eq!(tier(&snapshot).unwrap(), "1/s with bursts of 1, 2 running");
+        snapshot.limit_tier("mail".into(), running(5));
+        assert_eq!(tier(&snapshot).unwrap(), "5 running");
+        snapshot.limit_tier("mail".into(), Limit::NONE);
+        assert_eq!(tier(&snapshot), None);
+        snapshot.limit_task(&topology, "mail.send".into(), running(3));
+        assert_eq!(task(&snapshot).unwrap(), "3 running per customer");
+    }
 
     fn to(tier: &str) -> Override {
         Override {

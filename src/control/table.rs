@@ -24,7 +24,6 @@ pub(super) struct Loaded {
 
 /// A row of the table.
 pub(super) struct StoredControl {
-    pub(super) id: i64,
     pub(super) entry: ControlEntry,
     /// Whether it has ended.
     is_over: bool,
@@ -62,14 +61,14 @@ pub(super) async fn load(
             let end = now.checked_add(end);
             loaded.next_end = [loaded.next_end, end].into_iter().flatten().min();
         }
-        apply(&mut loaded.snapshot, stored);
+        apply(&mut loaded.snapshot, topology, stored);
     }
     let prefixes = &mut loaded.snapshot.prefix_overrides;
     prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
     Ok(loaded)
 }
 
-fn apply(snapshot: &mut Snapshot, stored: StoredControl) {
+fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
     let StoredControl { entry, is_over, .. } = stored;
     let ControlEntry {
         target,
@@ -94,6 +93,12 @@ fn apply(snapshot: &mut Snapshot, stored: StoredControl) {
                 since,
                 until,
             }));
+        }
+        (Setting::Limit(limit), Target::Tier(tier), false) => {
+            snapshot.limit_tier(tier, limit);
+        }
+        (Setting::Limit(limit), Target::Task(task), false) => {
+            snapshot.limit_task(topology, task, limit);
         }
         (Setting::Override { tier, priority }, Target::Task(task), false) => {
             snapshot
@@ -152,7 +157,6 @@ fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
     let Time(since) = row.try_get("since")?;
     let until: Option<Time> = row.try_get("until")?;
     Ok(Some(StoredControl {
-        id: row.try_get("id")?,
         entry: ControlEntry {
             target,
             setting,

@@ -7,7 +7,6 @@
 
 pub(crate) mod amqp;
 mod crash;
-mod gates;
 mod parked_tasks;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
@@ -28,7 +27,6 @@ use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received}
 use crate::observe::{Event, Observers, TaskRef};
 use crate::task::{Cancellation, TaskEnding};
 
-pub(crate) use gates::TaskGates;
 pub(crate) use parked_tasks::ParkedTasks;
 pub(crate) use suspects::Suspects;
 

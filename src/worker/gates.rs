@@ -1,18 +1,21 @@
 //! The gates of a group's tiers: which of them may start something now.
 
+use std::sync::Arc;
 use std::task::Context;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::control::{Limits, Permit, WatchedGate};
+use crate::control::{Gate, Limits, Permit};
 
 /// The gates of the tiers of a group, by their index. A tier without a limit has none.
 pub(super) struct TierGates {
     limits: Limits,
     limits_changed: BoxFuture<'static, ()>,
-    gates: Vec<Option<WatchedGate>>,
+    gates: Vec<Option<Arc<Gate>>>,
+    /// All gates of the process: sources ask those of tasks.
+    opened: Vec<(Arc<Gate>, BoxFuture<'static, ()>)>,
 }
 
 impl TierGates {
@@ -20,7 +23,8 @@ impl TierGates {
         let mut gates = Self {
             limits_changed: changed(limits.changes()),
             limits: limits.clone(),
-            gates: tiers.iter().map(|_| None).collect(),
+            gates: Vec::new(),
+            opened: Vec::new(),
         };
         gates.find(tiers);
         gates
@@ -32,28 +36,32 @@ impl TierGates {
             self.limits_changed = changed(self.limits.changes());
             self.find(tiers);
         }
-        for gate in self.gates.iter_mut().flatten() {
-            gate.poll(cx);
+        for (gate, opened) in &mut self.opened {
+            while opened.poll_unpin(cx).is_ready() {
+                *opened = changed(gate.changes());
+            }
         }
     }
 
     fn find(&mut self, tiers: &[String]) {
-        for (found, name) in self.gates.iter_mut().zip(tiers) {
-            *found = self.limits.tier(name).map(WatchedGate::new);
-        }
+        self.gates = tiers.iter().map(|name| self.limits.tier(name)).collect();
+        let all = self.limits.all().into_iter();
+        self.opened = all
+            .map(|gate| (gate.clone(), changed(gate.changes())))
+            .collect();
     }
 
     /// How many deliveries of a tier may start now. If there is one to be started (`is_ready`), that is noted.
     pub(super) fn startable(&self, tier: usize, is_ready: bool) -> usize {
         match &self.gates[tier] {
-            Some(it) => it.gate.startable(is_ready),
+            Some(gate) => gate.startable(is_ready),
             None => usize::MAX,
         }
     }
 
     /// When the next delivery of a tier may start by itself.
     pub(super) fn next_at(&self, tier: usize) -> Option<Instant> {
-        self.gates[tier].as_ref()?.gate.next_at()
+        self.gates[tier].as_ref()?.next_at()
     }
 
     /// Takes the right to start a delivery of a tier.
@@ -62,7 +70,7 @@ impl TierGates {
     /// The gate is closed.
     pub(super) fn try_start(&self, tier: usize) -> Result<Option<Permit>, Closed> {
         match &self.gates[tier] {
-            Some(it) => it.gate.try_start().map(Some).ok_or(Closed),
+            Some(gate) => gate.try_start().map(Some).ok_or(Closed),
             None => Ok(None),
         }
     }

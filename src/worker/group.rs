@@ -65,10 +65,16 @@ pub(super) struct Group {
 }
 
 enum Job {
-    /// A handler, which is dropped with this. As long as it runs it has a permit of its tier's limit and one of its
-    /// task's, if they have any.
-    Handler(AbortOnDropHandle<()>, [Option<Permit>; 2]),
+    /// A handler, which is dropped with this, and the permits that it has as long as it runs.
+    Handler(AbortOnDropHandle<()>, Permits),
     Settling,
+}
+
+/// The permits of a tier and a task that have limits. They end with the handler, in whatever way it ends, and also with one
+/// that hangs: what it still does, nobody counts any more.
+struct Permits {
+    _tier: Option<Permit>,
+    _task: Option<Permit>,
 }
 
 impl Group {
@@ -317,8 +323,11 @@ impl Group {
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
             let transactions = self.transactions.clone();
             let handler = job::start(shared, transactions, received, lease, key, sender);
-            self.running
-                .insert(key, Job::Handler(handler, [permit, task_permit]));
+            let permits = Permits {
+                _tier: permit,
+                _task: task_permit,
+            };
+            self.running.insert(key, Job::Handler(handler, permits));
             self.handlers += 1;
             return true;
         }
@@ -373,7 +382,7 @@ impl Drop for Group {
         };
         runtime.spawn(async move {
             let ending = running.into_values().map(|job| async move {
-                if let Job::Handler(handler, _permits) = job {
+                if let Job::Handler(handler, _permit) = job {
                     handler.abort();
                     let _ = handler.await;
                 }

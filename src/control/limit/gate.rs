@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Context;
 
-use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -52,6 +50,12 @@ impl Gate {
         }
     }
 
+    /// Whether [`try_start`](Self::try_start) would succeed. Ask it only if there is a task to be started: a closed gate notes
+    /// that, as if [`try_start`](Self::try_start) had refused.
+    pub(crate) fn is_open(&self) -> bool {
+        self.startable(true) > 0
+    }
+
     /// How many tasks may start now. If it is none and there is one to be started (`is_asked`), that is as if
     /// [`try_start`](Self::try_start) had refused it.
     pub(crate) fn startable(&self, is_asked: bool) -> usize {
@@ -76,7 +80,7 @@ impl Gate {
     }
 
     /// How many deliveries are worth holding prefetched: what may start in the next quarter of a second, or twice the places
-    /// of those that run. It is zero while this process has no share.
+    /// of those that run. At least 1, also while this process has no share: it gets one only if it has something to start.
     pub(crate) fn allowance(&self) -> usize {
         self.local().allowance(Instant::now())
     }
@@ -98,42 +102,6 @@ impl Gate {
     pub(super) fn local(&self) -> MutexGuard<'_, Local> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A gate that wakes who waits for it.
-pub(crate) struct WatchedGate {
-    pub(crate) gate: Arc<Gate>,
-    changed: BoxFuture<'static, ()>,
-}
-
-impl WatchedGate {
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
-        Self {
-            changed: changed(gate.changes()),
-            gate,
-        }
-    }
-
-    /// Whether more may start than at the last call, most likely. The waker of `cx` is woken when it does.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut has_changed = false;
-        while self.changed.poll_unpin(cx).is_ready() {
-            has_changed = true;
-            self.changed = changed(self.gate.changes());
-        }
-        has_changed
-    }
-}
-
-/// Completes when the value changes after this call.
-fn changed(mut value: watch::Receiver<()>) -> BoxFuture<'static, ()> {
-    value.mark_unchanged();
-    Box::pin(async move {
-        if value.changed().await.is_err() {
-            // Nothing can change any more.
-            std::future::pending().await
-        }
-    })
 }
 
 impl Permit {

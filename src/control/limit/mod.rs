@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::{Notify, watch};
 
-pub(crate) use gate::{Gate, Permit, WatchedGate};
+pub(crate) use gate::{Gate, Permit};
 
-use super::{KnownControls, Snapshot};
+use super::Snapshot;
+#[cfg(feature = "postgres")]
 use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
@@ -35,11 +36,17 @@ use crate::topology::{Limit, Topology};
 /// The gates of a process. Cheap to clone; all clones are the same.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    gates: watch::Receiver<Arc<Gates>>,
-    /// Whether there is any gate: nearly always there is none.
-    is_any: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     #[cfg(feature = "postgres")]
     rounds: Option<rounds::GiveBack>,
+}
+
+struct Shared {
+    gates: watch::Sender<Arc<Gates>>,
+    /// Whether there is any gate: nearly always there is none.
+    is_any: AtomicBool,
+    /// Wakes the rounds.
+    waker: Arc<Notify>,
 }
 
 /// The gates of what is limited, by name.
@@ -49,44 +56,35 @@ pub(crate) struct Gates {
     tasks: HashMap<String, Arc<Gate>>,
 }
 
-/// Keeps the gates as the snapshot of the controls has the limits.
-struct Following {
-    gates: watch::Sender<Arc<Gates>>,
-    is_any: Arc<AtomicBool>,
-    /// Wakes the rounds.
-    waker: Arc<Notify>,
-}
-
 impl Limits {
-    /// The gates for the limits of the map, and of the controls from then on, as long as a clone of this value lives.
-    pub(crate) fn follow(
+    /// The gates for the limits of the map. Processes divide the limits as long as a clone of this value lives.
+    pub(crate) fn new(
         topology: &Topology,
-        controls: &KnownControls,
         #[cfg(feature = "postgres")] database: Option<&Database>,
-        observers: &Observers,
+        #[cfg(feature = "postgres")] observers: &Observers,
     ) -> Self {
-        let waker = Arc::new(Notify::new());
-        let (gates, known) = watch::channel(Arc::default());
-        let is_any = Arc::new(AtomicBool::new(false));
-        let following = Following {
-            gates,
-            is_any: is_any.clone(),
-            waker,
-        };
-        following.follow(&controls.now());
+        let shared = Arc::new(Shared {
+            gates: watch::channel(Arc::default()).0,
+            is_any: AtomicBool::new(false),
+            waker: Arc::new(Notify::new()),
+        });
+        shared.follow(&Snapshot::of(topology));
         #[cfg(feature = "postgres")]
         let rounds = database.map(|database| {
             let service = Service::new("limits", observers);
-            rounds::start(following, controls, database, topology.app(), service)
+            rounds::start(shared.clone(), database, topology.app(), service)
         });
-        #[cfg(not(feature = "postgres"))]
-        let _ = (topology, observers);
         Self {
-            gates: known,
-            is_any,
+            shared,
             #[cfg(feature = "postgres")]
             rounds,
         }
+    }
+
+    /// Has the gates for what is in force, before others learn of it.
+    #[cfg(feature = "postgres")]
+    pub(super) fn follow(&self, snapshot: &Snapshot) {
+        self.shared.follow(snapshot);
     }
 
     /// The gate of a tier; `None`: it has no limit.
@@ -101,28 +99,35 @@ impl Limits {
 
     /// Changes when a tier or a task comes to have a gate, or loses it.
     pub(crate) fn changes(&self) -> watch::Receiver<Arc<Gates>> {
-        self.gates.clone()
+        self.shared.gates.subscribe()
     }
 
     /// Gives the shares of this process back, at its end. What still wants to start something asks for a share again.
     pub(crate) async fn give_back(&self) {
         #[cfg(feature = "postgres")]
         if let Some(rounds) = &self.rounds
-            && self.is_any.load(Ordering::Relaxed)
+            && self.shared.is_any.load(Ordering::Relaxed)
         {
             rounds.give_back().await;
         }
     }
 
+    /// All gates.
+    pub(crate) fn all(&self) -> Vec<Arc<Gate>> {
+        let gates = self.shared.gates.borrow();
+        let all = gates.tiers.values().chain(gates.tasks.values());
+        all.cloned().collect()
+    }
+
     fn find(&self, find: impl FnOnce(&Gates) -> Option<&Arc<Gate>>) -> Option<Arc<Gate>> {
-        if !self.is_any.load(Ordering::Acquire) {
+        if !self.shared.is_any.load(Ordering::Acquire) {
             return None;
         }
-        find(&self.gates.borrow()).cloned()
+        find(&self.shared.gates.borrow()).cloned()
     }
 }
 
-impl Following {
+impl Shared {
     /// Has a gate for each limit of the snapshot. One that is there follows its limit.
     fn follow(&self, snapshot: &Snapshot) {
         let before = self.gates.borrow().clone();
@@ -172,7 +177,7 @@ impl Following {
 impl fmt::Debug for Limits {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Limits")
-            .field("gates", &*self.gates.borrow())
+            .field("gates", &*self.shared.gates.borrow())
             .finish_non_exhaustive()
     }
 }

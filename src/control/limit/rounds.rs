@@ -10,15 +10,14 @@ use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::beats::Watch;
 use super::share::{Outcome, Pool, Report, Whole};
-use super::{Following, Gate};
+use super::{Gate, Gates, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
-use crate::control::{KnownControls, Snapshot};
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
 use crate::random;
 use crate::service::Service;
@@ -55,23 +54,20 @@ impl GiveBack {
     }
 }
 
-/// Takes part in rounds, as long as somebody has the gates.
+/// Takes part in rounds, until what is returned is dropped with all its clones.
 pub(super) fn start(
-    following: Following,
-    controls: &KnownControls,
+    shared: Arc<Shared>,
     database: &Database,
     app: &str,
     service: Service,
 ) -> GiveBack {
-    let (sender, mut asked) = mpsc::channel(1);
-    let (controls, database, app) = (controls.changes(), database.clone(), app.to_owned());
+    let (sender, asked) = mpsc::channel(1);
+    let (database, app, asked) = (database.clone(), app.to_owned(), Mutex::new(asked));
     tokio::spawn(async move {
-        let mut controls = controls;
-        let asked = tokio::sync::Mutex::new(&mut asked);
         let dividing = service.run(|| {
             let rounds = Rounds {
-                following: &following,
-                controls: controls.clone(),
+                shared: &shared,
+                gates: shared.gates.subscribe(),
                 connection: DedicatedConnection::to(&database),
                 app: &app,
                 limits: HashMap::new(),
@@ -80,18 +76,14 @@ pub(super) fn start(
             };
             rounds.run(&asked)
         });
-        tokio::select! {
-            () = dividing => {}
-            () = following.gates.closed() => {}
-        }
-        controls.mark_unchanged();
+        dividing.await;
     });
     GiveBack(sender)
 }
 
 struct Rounds<'a> {
-    following: &'a Following,
-    controls: watch::Receiver<Arc<Snapshot>>,
+    shared: &'a Shared,
+    gates: watch::Receiver<Arc<Gates>>,
     connection: DedicatedConnection,
     app: &'a str,
     limits: HashMap<Key, Limited>,
@@ -122,7 +114,7 @@ struct Stored {
 }
 
 impl Rounds<'_> {
-    async fn run(mut self, asked: &tokio::sync::Mutex<&mut mpsc::Receiver<oneshot::Sender<()>>>) {
+    async fn run(mut self, asked: &Mutex<mpsc::Receiver<oneshot::Sender<()>>>) {
         let mut asked = asked.lock().await;
         self.follow();
         loop {
@@ -140,31 +132,31 @@ impl Rounds<'_> {
             };
             tokio::select! {
                 () = waiting => {}
-                () = self.following.waker.notified() => {}
-                changed = self.controls.changed() => match changed {
-                    Ok(()) => self.follow(),
+                () = self.shared.waker.notified() => {}
+                // The sender lives as long as `shared`.
+                _ = self.gates.changed() => self.follow(),
+                given = asked.recv() => match given {
+                    Some(given) => {
+                        self.give_back().await;
+                        let _ = given.send(());
+                    }
                     // The app has ended.
-                    Err(_) => return std::future::pending().await,
+                    None => return,
                 },
-                Some(given) = asked.recv() => {
-                    self.give_back().await;
-                    let _ = given.send(());
-                }
             }
         }
     }
 
-    /// Has the gates that the snapshot asks for.
+    /// Divides the limits that there are.
     fn follow(&mut self) {
-        let snapshot = self.controls.borrow_and_update().clone();
-        self.following.follow(&snapshot);
-        let gates = self.following.gates.borrow().clone();
+        let gates = self.gates.borrow_and_update().clone();
         let tiers = gates.tiers.iter().map(|it| ("tier", it));
         let all = tiers.chain(gates.tasks.iter().map(|it| ("task", it)));
         let mut before = std::mem::take(&mut self.limits);
         for (kind, (name, gate)) in all {
             let key = (kind, name.clone());
-            let kept = before.remove(&key).filter(|it| Arc::ptr_eq(&it.gate, gate));
+            let kept = before.remove(&key);
+            let kept = kept.filter(|it| Arc::ptr_eq(&it.gate, gate));
             let limited = kept.unwrap_or_else(|| Limited::new(gate.clone()));
             self.limits.insert(key, limited);
         }

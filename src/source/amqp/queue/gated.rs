@@ -13,13 +13,13 @@ impl Queue {
     /// Follows what operators change: what was prefetched may have to wait now, or may run.
     pub(super) fn follow_controls(&mut self) {
         let has_changed = matches!(self.controls.has_changed(), Ok(true));
-        if !self.limits.has_changed() && !has_changed {
+        if !matches!(self.limits.has_changed(), Ok(true)) && !has_changed {
             return;
         }
+        self.limits.mark_unchanged();
         let snapshot = self.controls.borrow_and_update().clone();
         let (topology, limits) = (&self.settings.topology, &self.settings.limits);
         self.gating = Gating::new(topology, &self.name, &snapshot, limits);
-        self.limits.watch(&self.gating);
         for handle in self.prefetched.drain_until(Instant::now()) {
             self.admit_again(handle);
         }
@@ -56,8 +56,7 @@ impl Queue {
             None => false,
             Some(Gated::Paused | Gated::PerKey { .. }) => true,
             Some(Gated::Limited(gate)) => {
-                // One waits here also without a share: it asks for one.
-                let is_full = self.prefetched.limited(task) >= gate.allowance().max(1);
+                let is_full = self.prefetched.limited(task) >= gate.allowance();
                 let is_behind = self.settings.parked_tasks.contains(&self.name, task);
                 if is_full {
                     // Those that come later must not start before it.

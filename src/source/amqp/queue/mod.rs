@@ -30,9 +30,9 @@ use super::outlook::Outlook;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
-use crate::control::{Gated, Gating, Snapshot};
+use crate::control::{Gated, Gates, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
-use crate::source::{Delivery, Handle, Next, Source, Supply, TaskGates};
+use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
 
 /// A prefetched message goes back when it has waited for a slot during this part of the broker's ack timeout.
@@ -75,7 +75,7 @@ pub(super) struct Queue {
     /// Which tasks may not run as they come.
     gating: Gating,
     controls: watch::Receiver<Arc<Snapshot>>,
-    limits: TaskGates,
+    limits: watch::Receiver<Arc<Gates>>,
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
@@ -170,7 +170,7 @@ impl Queue {
             orphans: Vec::new(),
             next_handle: 0,
             history: RedeliveryHistory::new(window.into()),
-            limits: TaskGates::new(&settings.limits, &gating),
+            limits: settings.limits.changes(),
             gating,
             controls,
             outlook: Outlook::new(),
@@ -350,7 +350,6 @@ impl Source for Queue {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
         self.poll_consumer(cx);
         self.follow_controls();
-        self.limits.poll(cx);
         if let Err(cause) = self.poll_deliveries(cx) {
             self.interrupted(&cause);
             // The next consumer has not registered its waker yet.

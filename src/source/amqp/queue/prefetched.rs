@@ -74,7 +74,7 @@ impl Prefetched {
         let open = self
             .limited
             .values()
-            .filter(|limited| limited.gate.startable(true) > 0);
+            .filter(|limited| limited.gate.is_open());
         open.count() > 0 || !self.ready.is_empty() || self.may_suspect_start(suspects)
     }
 
@@ -91,7 +91,7 @@ impl Prefetched {
         let open = self
             .limited
             .iter()
-            .filter(|(_, limited)| limited.gate.startable(true) > 0);
+            .filter(|(_, limited)| limited.gate.is_open());
         let first =
             open.filter_map(|(task, limited)| Some((limited.waiting.front()?.0, task.clone())));
         let (handle, task) = first.min()?;

@@ -346,7 +346,6 @@ impl Source for Rows {
         let signalled = self.signal.take(cx.waker());
         self.apply_signal(signalled);
         self.follow_controls();
-        self.poll_gates(cx);
         while let Poll::Ready(answer) = self.statements.poll_answer(cx) {
             self.answered(answer);
         }

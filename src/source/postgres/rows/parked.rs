@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::task::Context;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
@@ -14,10 +13,10 @@ use super::claims::CLAIMED_BYTES;
 use super::{Quarantine, Rows, State};
 use crate::Error;
 use crate::backlog::{Lane, LaneClaim, OpenLanes, ParkedRow, RunKey, Sweep, Unparked};
-use crate::control::{Gate, Gated, Gating, Snapshot};
+use crate::control::{Gated, Gates, Gating, Snapshot};
 use crate::message::Received;
+use crate::source::Handle;
 use crate::source::postgres::statements::{ParkedClaim, Statement};
-use crate::source::{Handle, TaskGates};
 
 /// How long a lane is known that no look has seen: the look may have begun before the lane did.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
@@ -28,7 +27,7 @@ const PARKED_AT_ONCE: usize = 500;
 pub(super) struct Parked {
     pub(super) gating: Arc<Gating>,
     controls: watch::Receiver<Arc<Snapshot>>,
-    limits: TaskGates,
+    limits: watch::Receiver<Arc<Gates>>,
     /// The lanes in which rows wait, by their task; empty: of all tasks of the tier.
     lanes: HashMap<String, KnownLane>,
     /// Rows of this process that are to be moved to their lanes.
@@ -57,7 +56,7 @@ impl RowSettings {
         let gating = Arc::new(self.gating(tier, &snapshot));
         Parked {
             must_sweep: !gating.is_empty(),
-            limits: TaskGates::new(&self.consumer.limits, &gating),
+            limits: self.consumer.limits.changes(),
             gating,
             controls,
             lanes: HashMap::new(),
@@ -81,12 +80,12 @@ impl Rows {
     /// Follows what operators change.
     pub(super) fn follow_controls(&mut self) {
         let has_changed = matches!(self.parked.controls.has_changed(), Ok(true));
-        if !self.parked.limits.has_changed() && !has_changed {
+        if !matches!(self.parked.limits.has_changed(), Ok(true)) && !has_changed {
             return;
         }
+        self.parked.limits.mark_unchanged();
         let snapshot = self.parked.controls.borrow_and_update().clone();
         self.parked.gating = Arc::new(self.settings.gating(&self.name, &snapshot));
-        self.parked.limits.watch(&self.parked.gating);
         self.parked.must_sweep = !self.parked.gating.is_empty();
         for lane in self.parked.lanes.values_mut() {
             lane.expects_more = true;
@@ -94,15 +93,6 @@ impl Rows {
         // What was prefetched may have to wait now, or may run.
         for handle in self.prefetched.drain() {
             self.admit(handle, Admission::Again);
-        }
-    }
-
-    /// Claims again from lanes whose gate has opened.
-    pub(super) fn poll_gates(&mut self, cx: &mut Context<'_>) {
-        if self.parked.limits.poll(cx) {
-            for (task, lane) in &mut self.parked.lanes {
-                lane.expects_more |= self.parked.gating.of(task).is_some();
-            }
         }
     }
 
@@ -121,8 +111,7 @@ impl Rows {
         match self.parked.gating.of(task) {
             Some(Gated::Paused) => self.park(handle, &received),
             Some(Gated::Limited(gate)) => {
-                // One waits here also without a share: it asks for one.
-                let has_room = self.prefetched.limited(task) < gate.allowance().max(1);
+                let has_room = self.prefetched.limited(task) < gate.allowance();
                 match is_from_lane || (has_room && !self.parked.lanes.contains_key(task)) {
                     true => self
                         .prefetched
@@ -226,13 +215,14 @@ impl Rows {
                 Some(Gated::Paused) => continue,
                 Some(Gated::Limited(gate)) => {
                     let held = self.prefetched.limited(task);
-                    (wanted(gate).saturating_sub(held), None)
+                    (gate.allowance().saturating_sub(held), None)
                 }
                 Some(Gated::PerKey { places, gate, .. }) => {
                     // A row that waits for a slot keeps others of its key waiting, perhaps in another process.
                     let most = self.parked.slots.saturating_sub(waiting);
                     let allowed = gate.as_ref().map_or(usize::MAX, |gate| {
-                        wanted(gate).saturating_sub(self.prefetched.limited(task))
+                        gate.allowance()
+                            .saturating_sub(self.prefetched.limited(task))
                     });
                     (most.min(allowed), Some(*places))
                 }
@@ -501,15 +491,6 @@ impl Rows {
         let paused = controls.time_paused(&self.group, &self.name, |it| it == task, ttl, now);
         Some(ttl.saturating_add(paused))
     }
-}
-
-/// How many rows are worth claiming for a gate. If it is none, the gate is told that some wait.
-fn wanted(gate: &Gate) -> usize {
-    let wanted = gate.allowance();
-    if wanted == 0 {
-        gate.startable(true);
-    }
-    wanted
 }
 
 /// Where a row comes from that may wait here.

@@ -75,7 +75,7 @@ impl Waiting {
         let open = self
             .limited
             .values()
-            .filter(|limited| limited.gate.startable(true) > 0);
+            .filter(|limited| limited.gate.is_open());
         open.count() > 0 || !self.free.is_empty()
     }
 
@@ -85,7 +85,7 @@ impl Waiting {
         let open = self
             .limited
             .iter()
-            .filter(|(_, limited)| limited.gate.startable(true) > 0);
+            .filter(|(_, limited)| limited.gate.is_open());
         let first =
             open.filter_map(|(task, limited)| Some((*limited.rows.first_key_value()?.0, task)));
         let first = first.min_by_key(|(place, _)| *place);

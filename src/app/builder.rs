@@ -402,6 +402,7 @@ impl Builder {
             publish_connections,
             #[cfg(feature = "postgres")]
             rows,
+            controls.clone(),
             observers.clone(),
             trace,
         );

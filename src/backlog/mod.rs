@@ -24,6 +24,7 @@ mod keys;
 mod notify;
 mod prepare;
 mod promote;
+mod reassign;
 mod room;
 mod row;
 mod task;
@@ -50,6 +51,7 @@ pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
 };
+pub(crate) use reassign::{Reassigned, Reassignment, reassign};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};

@@ -4,11 +4,13 @@
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. [`Control`] is the face
-//! of all this; get it from [`Tierline::control`](crate::Tierline::control).
+//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. `overriding` is that of an override, which
+//! also moves rows, and `doctor` names the overrides in force. [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
 mod change;
+#[cfg(feature = "postgres")]
+mod doctor;
 #[cfg(feature = "postgres")]
 mod entry;
 #[cfg(feature = "postgres")]
@@ -16,6 +18,8 @@ pub(crate) mod error;
 mod known;
 #[cfg(feature = "postgres")]
 mod operator;
+#[cfg(feature = "postgres")]
+mod overriding;
 #[cfg(feature = "postgres")]
 mod process;
 mod snapshot;
@@ -29,6 +33,8 @@ pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use known::KnownControls;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
+#[cfg(feature = "postgres")]
+pub use overriding::{Overridden, Overriding, WaitingQueue};
 #[cfg(feature = "postgres")]
 pub use process::{Process, ProcessGroup};
 #[cfg_attr(

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::check::check;
+use super::check::{check, check_overrides};
 use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
@@ -201,6 +201,9 @@ impl Worker {
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         parts.controls.loaded().await;
+        for warning in check_overrides(&parts.topology, &parts.controls.now(), &registry, &groups) {
+            tracing::warn!("{warning}");
+        }
         let shutting_down = Cancellation::new();
         let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();

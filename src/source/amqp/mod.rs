@@ -27,8 +27,9 @@ use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
+use crate::route;
 use crate::secret::Secret;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Tier, Topology};
 
 use consumer_connection::ConsumerConnection;
 use former::FormerQueue;
@@ -63,6 +64,14 @@ pub(crate) struct ConsumerSettings {
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
     pub(crate) redeclared: Redeclared,
+}
+
+impl ConsumerSettings {
+    /// The tier that a task goes to now. `None`: the map does not have the task.
+    pub(crate) fn goes_to(&self, task: &str) -> Option<&Tier> {
+        let overridden = self.controls.override_of(task);
+        route::tier_of(&self.topology, overridden.as_ref(), task)
+    }
 }
 
 /// The sources of a group on the broker: its quarantine, then for each of its tiers the queue that it has there, and the

@@ -28,7 +28,7 @@ use crate::topology::Topology;
 
 /// How often the database is asked. With the time that a consumer takes to stop, this is well below two seconds.
 #[cfg(feature = "postgres")]
-const EVERY: Duration = Duration::from_millis(500);
+pub(super) const EVERY: Duration = Duration::from_millis(500);
 /// How long an answer may take.
 #[cfg(feature = "postgres")]
 const LIMIT: Duration = Duration::from_secs(5);

@@ -113,8 +113,9 @@ impl Control {
     /// Gives a task another tier, or another priority, or both, for a while.
     ///
     /// All processes of the app that have its database publish and retry it there within two seconds, and so does one that
-    /// starts later, from its first publish on. Rows that wait are moved before this returns, in their order, but for those that
-    /// a rule or an operator has moved by itself. Messages that wait in queues stay there and run there.
+    /// starts later, from its first publish on. Rows that wait are moved a second later, before this returns, in their order,
+    /// but for those that a rule or an operator has moved by itself. If this future is dropped meanwhile, the override is in force
+    /// and the rest of the rows stays; to make it again moves them. Messages that wait in queues stay there and run there.
     ///
     /// It counts before an override of a prefix. When it ends, publishes and retries go by the map again, and rows that were
     /// moved stay where they are.

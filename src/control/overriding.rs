@@ -8,11 +8,12 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::Control;
 use super::change::{check_length, kept};
 use super::entry::{ControlEntry, Setting, Target};
+use super::known::EVERY;
 use super::process::{Process, processes};
 use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
@@ -358,6 +359,11 @@ impl Overriding {
         let topology = &self.control.topology;
         let in_file = |name: &str| topology.tiers().iter().position(|it| it.name == name);
         affected.sort_by_key(|it| in_file(&it.to));
+        if !affected.is_empty() {
+            // Until every process that reaches the database knows the override: what publishers have meanwhile stored by the
+            // map is moved too, and no worker sends what has moved back by the map.
+            sleep(EVERY * 2).await;
+        }
         let end = Instant::now() + LONGEST_MOVE;
         let mut moved = 0;
         for affected in &*affected {

@@ -196,7 +196,7 @@ mod tests {
         let topology = Topology::parse(MAP).unwrap();
         let mut registry = Registry::new();
         let options = TaskOptions::default().timeout("25m").retries(3);
-        let registered = registry.register_with::<Export, _>(options, |_: Export| async {});
+        let registered = registry.register_with::<Export, _>(|_: Export| async {}, options);
         registered.unwrap();
         let groups = ["urgent".to_owned(), "bulk".to_owned()];
         let check = |controls: &Snapshot| check_overrides(&topology, controls, &registry, &groups);

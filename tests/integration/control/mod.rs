@@ -1,5 +1,6 @@
 //! What operators see and change at run time.
 
+mod overrides;
 mod processes;
 
 use std::time::Duration;

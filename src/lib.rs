@@ -49,12 +49,12 @@ pub mod postgres;
 
 pub mod amqp;
 
+#[cfg(feature = "postgres")]
+pub mod backlog;
+
 pub mod control;
 
 mod route;
-
-#[cfg(feature = "postgres")]
-pub mod backlog;
 
 #[cfg(feature = "postgres")]
 mod completion;

@@ -409,6 +409,7 @@ impl Builder {
             publish_connections,
             #[cfg(feature = "postgres")]
             rows,
+            controls.clone(),
             observers.clone(),
             trace,
         );

@@ -15,6 +15,8 @@ use serde_json::Value;
 
 use crate::Error;
 #[cfg(feature = "postgres")]
+use crate::amqp::QueueState;
+#[cfg(feature = "postgres")]
 use crate::backlog::Backlog;
 #[cfg(feature = "postgres")]
 use crate::control::Control;
@@ -243,6 +245,16 @@ impl Tierline {
     pub fn control(&self) -> Result<Control, Error> {
         let database = self.log("control the app")?.database();
         let control = Control::new(self.topology().clone(), database.clone());
+        let (publisher, topology) = (self.publisher.clone(), self.topology().clone());
+        let control = control.queue_depths(move |tier, deadline| {
+            let (publisher, queue) = (publisher.clone(), topology.names().queue(&tier));
+            Box::pin(async move {
+                match publisher.queue_state(&tier.name, &queue, deadline).await {
+                    Some(QueueState::Available { messages }) => Some(messages),
+                    _ => None,
+                }
+            })
+        });
         Ok(control.by(&self.work.connection_name))
     }
 

@@ -108,6 +108,27 @@ impl Snapshot {
         self.paused_tasks.iter().map(String::as_str)
     }
 
+    /// One override of a prefix.
+    #[cfg(all(test, feature = "postgres"))]
+    pub(crate) fn of_prefix(prefix: &str, to: Override) -> Self {
+        Self {
+            prefix_overrides: vec![(prefix.to_owned(), to)],
+            ..Self::default()
+        }
+    }
+
+    /// Puts the longest prefix first.
+    #[cfg(feature = "postgres")]
+    pub(super) fn sort(&mut self) {
+        let prefixes = &mut self.prefix_overrides;
+        prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) fn has_overrides(&self) -> bool {
+        !self.task_overrides.is_empty() || !self.prefix_overrides.is_empty()
+    }
+
     /// The override of a task: one of its name counts before one of a prefix, and a longer prefix before a shorter.
     pub(crate) fn override_of(&self, task: &str) -> Option<&Override> {
         if let Some(found) = self.task_overrides.get(task) {

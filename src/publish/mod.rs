@@ -40,6 +40,7 @@ use tokio_util::task::TaskTracker;
 use crate::amqp::{Connection, QueueState};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
+use crate::control::{KnownControls, Override};
 use crate::observe::Observers;
 use crate::route::Servers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
@@ -90,6 +91,8 @@ struct Inner {
     /// What inserts rows, if the app has a database.
     #[cfg(feature = "postgres")]
     rows: Option<RowWriters>,
+    /// The overrides in force.
+    controls: KnownControls,
     /// How the names of the exchanges begin in which delays wait that are longer than a tier's own queues reach.
     long_delays: String,
     trace: TraceContext,
@@ -144,6 +147,7 @@ impl Publisher {
         from: Connections,
         connections: usize,
         #[cfg(feature = "postgres")] rows: Option<RowWriters>,
+        controls: KnownControls,
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
@@ -156,6 +160,7 @@ impl Publisher {
                 pools,
                 #[cfg(feature = "postgres")]
                 rows,
+                controls,
                 trace,
                 under_way: TaskTracker::new(),
             }),
@@ -300,6 +305,17 @@ impl Publisher {
         self.inner.servers(self.broker_version())
     }
 
+    /// Waits until the overrides in force are known, as long as a publish with this deadline would.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn until_overrides_are_known(&self, deadline: Instant) {
+        self.inner.controls.loaded_for(deadline).await;
+    }
+
+    /// The override of a task that is in force.
+    pub(crate) fn override_of(&self, task: &str) -> Option<Override> {
+        self.inner.controls.override_of(task)
+    }
+
     /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
     /// the order of the requests. Only unconfirmed messages are held in memory.
     pub(crate) fn publish_many<S>(
@@ -326,7 +342,7 @@ impl Publisher {
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
         Box::pin(async move {
-            let attempt = match self.inner.broker_for(&request) {
+            let attempt = match self.inner.broker_now(&request) {
                 Broker::Ready(version) => self.inner.prepare(request, version)?,
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };

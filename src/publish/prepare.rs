@@ -17,8 +17,18 @@ use crate::topology::Version;
 use crate::{Error, TaskId};
 
 impl Inner {
+    /// What is known of the broker, if the overrides in force are known too.
+    pub(super) fn broker_now(&self, request: &PublishRequest) -> Broker {
+        match self.controls.is_awaited() {
+            true => {
+                Broker::NotReady("the database has not said which overrides are in force".into())
+            }
+            false => self.broker_for(request),
+        }
+    }
+
     /// What is known of the broker. A task that becomes a row needs none.
-    pub(super) fn broker_for(&self, request: &PublishRequest) -> Broker {
+    fn broker_for(&self, request: &PublishRequest) -> Broker {
         match self.pools.broker() {
             Broker::NotReady(cause) => match self.route(request, ASSUMED_VERSION) {
                 Ok(route) if matches!(route.address, Address::Row { .. }) => {
@@ -44,7 +54,8 @@ impl Inner {
         }
     }
 
-    /// Turns a request into a message with its destination and deadline, once the broker's version is known. A
+    /// Turns a request into a message with its destination and deadline, once the overrides in force, and the broker's
+    /// version if it goes there, are known. A
     /// request that cannot be published on any broker fails at once.
     pub(super) async fn prepare_when_ready(
         &self,
@@ -53,8 +64,14 @@ impl Inner {
         let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         self.route(&request, ASSUMED_VERSION)?;
         let deadline = deadline(&request);
-        let id = request.id.clone().unwrap_or_else(TaskId::random);
-        let version = self.until_ready(&id, deadline).await?;
+        self.controls.loaded_for(deadline).await;
+        let version = match self.broker_for(&request) {
+            Broker::Ready(version) => version,
+            Broker::NotReady(_) => {
+                let id = request.id.clone().unwrap_or_else(TaskId::random);
+                self.until_ready(&id, deadline).await?
+            }
+        };
         let attempt = self.prepare(request, version)?;
         Ok(PublishAttempt {
             deadline,
@@ -151,7 +168,9 @@ impl Inner {
         let (topology, task) = (&self.topology, &request.task);
         let delay = request.delay.unwrap_or_default();
         let servers = self.servers(broker);
-        let route = route::destination(topology, servers, task, route_request, delay)?;
+        let overridden = self.controls.override_of(task);
+        let overridden = overridden.as_ref();
+        let route = route::destination(topology, overridden, servers, task, route_request, delay)?;
         route::check_size(topology, task, &request.payload)?;
         Ok(route)
     }

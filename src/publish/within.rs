@@ -2,8 +2,10 @@
 
 use std::time::SystemTime;
 
+use tokio::time::Instant;
+
 use super::rows::{confirmed, insert_error, key_error};
-use super::{ASSUMED_VERSION, Inner, deadline};
+use super::{ASSUMED_VERSION, DEFAULT_DEADLINE, Inner, deadline};
 use crate::Error;
 use crate::backlog::{KeyedInsert, NewRow, RowWriters};
 use crate::error::DatabaseError;
@@ -22,6 +24,7 @@ impl Inner {
         let _under_way = self.begin(|| TRIED.to_owned())?;
         let writers = self.writers()?;
         let deadline = deadline(&request);
+        self.controls.loaded_for(deadline).await;
         let (row, receipt) = self.row(request, SystemTime::now())?;
         let rows = std::slice::from_ref(&row);
         let inserted = writers.insert_within(connection, rows, deadline).await;
@@ -41,6 +44,9 @@ impl Inner {
     ) -> Result<Vec<Receipt>, Error> {
         let _under_way = self.begin(|| TRIED.to_owned())?;
         let writers = self.writers()?;
+        self.controls
+            .loaded_for(Instant::now() + DEFAULT_DEADLINE)
+            .await;
         let now = SystemTime::now();
         let mut latest = None;
         let prepared = requests.into_iter().map(|request| {

@@ -107,12 +107,17 @@ async fn run(
         return unreadable(received);
     };
     let task = task_ref(message);
-    let Some(mapped) = shared.settings.topology.task(&message.task) else {
+    let Some(goes_to) = shared.settings.goes_to(&message.task) else {
         return unmapped(message);
     };
     let observers = &shared.settings.observers;
-    if mapped.tier != message.tier && !received.is_moved() {
-        let mapped = &mapped.tier;
+    // While a task is overridden, what waits in the tier of the map stays there.
+    let is_of_map = || {
+        let mapped = shared.settings.topology.task(&message.task);
+        mapped.is_some_and(|mapped| mapped.tier == message.tier)
+    };
+    if goes_to.name != message.tier && !is_of_map() && !received.is_moved() {
+        let mapped = &goes_to.name;
         tracing::debug!(task = message.task, tier = message.tier, %mapped, "a task of another tier");
         observers.emit(&Event::Strayed { task, mapped });
     }

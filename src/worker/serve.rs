@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::check::check;
+use super::check::{check, check_overrides};
 use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
@@ -31,7 +31,9 @@ use crate::source::Suspects;
 use crate::source::amqp::{ConsumerSettings, reroute};
 #[cfg(feature = "postgres")]
 use crate::source::postgres::RowSettings;
-use crate::task::{CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
+use crate::task::{
+    CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registration, Registry,
+};
 use crate::topology::duration::Unreadable;
 use crate::topology::{self, Tier, Topology};
 
@@ -100,6 +102,12 @@ impl WorkerParts {
             observers: self.observers.clone(),
             worker: worker_name(),
             version: self.version.clone(),
+            handlers: self
+                .registry
+                .iter()
+                .flat_map(|it| it.iter())
+                .map(Registration::name)
+                .collect(),
             may_declare: self.may_declare,
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,
@@ -196,6 +204,9 @@ impl Worker {
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         parts.controls.loaded().await;
+        for warning in check_overrides(&parts.topology, &parts.controls.now(), &registry, &groups) {
+            tracing::warn!("{warning}");
+        }
         let shutting_down = Cancellation::new();
         let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();

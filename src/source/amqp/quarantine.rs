@@ -435,10 +435,10 @@ impl Taker {
             return Some(0);
         };
         let tiers = &self.group.tiers;
-        let (tier, index) = match self.settings.topology.task(&message.task) {
-            Some(route) => {
-                let index = tiers.iter().position(|tier| *tier == route.tier);
-                (route.tier.clone(), index)
+        let (tier, index) = match self.settings.goes_to(&message.task) {
+            Some(goes_to) => {
+                let index = tiers.iter().position(|tier| *tier == goes_to.name);
+                (goes_to.name.clone(), index)
             }
             // The worker makes a dead letter of it.
             None => (tiers.first().cloned().unwrap_or_default(), Some(0)),

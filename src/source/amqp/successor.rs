@@ -411,7 +411,7 @@ impl ConsumerSettings {
         }
     }
 
-    /// The message on its way to its tier, as the map says today.
+    /// The message on its way to its tier, as the map and its overrides say now.
     pub(super) fn outgoing(
         &self,
         received: &Received,
@@ -424,7 +424,9 @@ impl ConsumerSettings {
         };
         let servers = self.publisher.servers();
         let (topology, task) = (&self.topology, &message.task);
-        let route = route::destination(topology, servers, task, request, after)?;
+        let overridden = self.controls.override_of(task);
+        let overridden = overridden.as_ref();
+        let route = route::destination(topology, overridden, servers, task, request, after)?;
         let properties = received.successor(message);
         let content = Content::Forwarded {
             payload: message.payload.clone(),

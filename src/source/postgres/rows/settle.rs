@@ -120,8 +120,8 @@ impl Rows {
         };
         let message = unsettled.received.message().ok();
         let tier = message.and_then(|message| {
-            let topology = &self.settings.consumer.topology;
-            topology.task(&message.task).map(|task| task.tier.clone())
+            let tier = self.settings.consumer.goes_to(&message.task);
+            tier.map(|tier| tier.name.clone())
         });
         let failure = no_delays(&tier.unwrap_or_default(), failure);
         let next = Next::Dead {

@@ -51,6 +51,9 @@ pub mod amqp;
 
 pub mod control;
 
+#[cfg(feature = "postgres")]
+pub mod rollup;
+
 mod route;
 
 #[cfg(feature = "postgres")]

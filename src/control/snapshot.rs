@@ -14,6 +14,8 @@ pub(crate) struct Snapshot {
     pub(super) prefix_overrides: Vec<(String, Override)>,
     /// When tiers were paused that are not any more: tasks waited there through no fault of theirs.
     pub(super) past_pauses: HashMap<String, Vec<(SystemTime, SystemTime)>>,
+    /// When tasks were paused that are not any more.
+    pub(super) past_task_pauses: HashMap<String, Vec<(SystemTime, SystemTime)>>,
 }
 
 /// Another tier or priority for a task than the map's.
@@ -58,6 +60,30 @@ impl Snapshot {
         let lengths = recent.map(|(since, until)| until.duration_since(*since).unwrap_or_default());
         lengths.sum()
     }
+
+    /// For how long of the time from `since` to `until` a task or its tier was paused. A pause that is still in force does
+    /// not count.
+    pub(crate) fn paused_between(
+        &self,
+        tier: &str,
+        task: &str,
+        since: SystemTime,
+        until: SystemTime,
+    ) -> Duration {
+        let pauses = [self.past_pauses.get(tier), self.past_task_pauses.get(task)];
+        let mut pauses: Vec<_> = pauses.into_iter().flatten().flatten().copied().collect();
+        pauses.sort_unstable();
+        let (mut counted_until, mut paused) = (since, Duration::ZERO);
+        for (begin, end) in pauses {
+            // Pauses of the tier, its group and the task may overlap.
+            let (begin, end) = (begin.max(counted_until), end.min(until));
+            if let Ok(length) = end.duration_since(begin) {
+                paused += length;
+                counted_until = end;
+            }
+        }
+        paused
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +123,27 @@ mod tests {
         };
         assert!(snapshot.is_paused("calls", "critical") && snapshot.is_paused("other", "bulk"));
         assert!(!snapshot.is_paused("other", "critical"));
+    }
+
+    #[test]
+    fn time_that_is_paused_twice_counts_once_and_only_within_the_wait() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let snapshot = Snapshot {
+            past_pauses: HashMap::from([(
+                "bulk".into(),
+                vec![(at(10), at(20)), (at(100), at(130)), (at(110), at(120))],
+            )]),
+            past_task_pauses: HashMap::from([("mail.send".into(), vec![(at(125), at(150))])]),
+            ..Snapshot::default()
+        };
+        let paused = |task, since, until| {
+            let paused = snapshot.paused_between("bulk", task, at(since), at(until));
+            paused.as_secs()
+        };
+        assert_eq!(paused("sms.send", 0, 1_000), 40);
+        assert_eq!(paused("sms.send", 15, 105), 10);
+        assert_eq!(paused("mail.send", 15, 1_000), 55);
+        assert_eq!(paused("mail.send", 20, 100), 0);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::topology::Topology;
 /// How long a change is remembered that has ended.
 const REMEMBERED: Duration = Duration::from_secs(32 * 86_400);
 
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// What the database has said.
 pub(super) struct Loaded {
     pub(super) snapshot: Snapshot,
@@ -51,7 +53,9 @@ pub(super) async fn load(
     }
     let waits = topology.tiers().iter().flat_map(|tier| {
         let promotion = tier.promote.as_ref().map(|rule| rule.after);
-        tier.ttl.into_iter().chain(promotion)
+        // A start within the SLO of a tier is found out also after several pauses.
+        let slo = tier.slo.map(|slo| slo.max(DAY));
+        tier.ttl.into_iter().chain(promotion).chain(slo)
     });
     let longest = waits.max().unwrap_or_default().min(REMEMBERED);
     let rows = read_since(connection, topology.app(), longest).await?;
@@ -82,6 +86,10 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
         (Setting::Pause, Target::Tier(tier), false) => drop(snapshot.paused_tiers.insert(tier)),
         (Setting::Pause, Target::Group(group), false) => drop(snapshot.paused_groups.insert(group)),
         (Setting::Pause, Target::Task(task), false) => drop(snapshot.paused_tasks.insert(task)),
+        (Setting::Pause, Target::Task(task), true) => {
+            let pauses = snapshot.past_task_pauses.entry(task).or_default();
+            pauses.extend(until.map(|until| (since, until)));
+        }
         (Setting::Pause, target, true) => {
             let tiers = match target {
                 Target::Tier(tier) => vec![tier],

@@ -39,3 +39,10 @@ ALTER TABLE tierline.parked DROP CONSTRAINT parked_pkey, ADD CONSTRAINT parked_p
 
 ALTER TABLE tierline.parked SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0.5);
+
+-- Which processes live, and what each can run. NULL: the process is of a release that does not say.
+ALTER TABLE tierline.workers
+    -- The groups that it serves: [{"name": "bulk", "slots": 4, "tiers": ["exports"]}].
+    ADD COLUMN groups jsonb,
+    -- The tasks that it has handlers for.
+    ADD COLUMN tasks text[];

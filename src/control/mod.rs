@@ -4,7 +4,7 @@
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, and `change` is how an operator makes a change. [`Control`] is the face
+//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. [`Control`] is the face
 //! of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
@@ -16,6 +16,8 @@ pub(crate) mod error;
 mod known;
 #[cfg(feature = "postgres")]
 mod operator;
+#[cfg(feature = "postgres")]
+mod process;
 mod snapshot;
 #[cfg(feature = "postgres")]
 mod table;
@@ -27,6 +29,8 @@ pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use known::KnownControls;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
+#[cfg(feature = "postgres")]
+pub use process::{Process, ProcessGroup};
 #[cfg_attr(
     not(feature = "postgres"),
     expect(unused_imports, reason = "changes are in Postgres")

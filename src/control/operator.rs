@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::change::Change;
 use super::entry::{ControlEntry, Setting, Target};
+use super::process::{Process, processes};
 use super::table::in_force;
 use crate::Error;
 use crate::postgres::{AuditEntry, Database, STATEMENT_LIMIT};
@@ -97,6 +98,29 @@ impl Control {
         };
         self.database
             .within(STATEMENT_LIMIT, "read the controls", reading)
+            .await
+    }
+
+    /// The workers and relays of the app that have its database, the oldest first.
+    ///
+    /// ```no_run
+    /// # async fn example(control: tierline::control::Control) -> Result<(), tierline::Error> {
+    /// for process in control.processes().await? {
+    ///     let state = if process.is_alive { "lives" } else { "is silent" };
+    ///     println!("{} {} {state}", process.name, process.version);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As every use of the database.
+    pub async fn processes(&self) -> Result<Vec<Process>, Error> {
+        let reading = async {
+            let mut connection = self.database.pool().acquire().await?;
+            processes(&mut connection, &self.topology).await
+        };
+        self.database
+            .within(STATEMENT_LIMIT, "list the processes", reading)
             .await
     }
 

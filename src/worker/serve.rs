@@ -33,7 +33,9 @@ use crate::source::Suspects;
 use crate::source::amqp::{ConsumerSettings, reroute};
 #[cfg(feature = "postgres")]
 use crate::source::postgres::RowSettings;
-use crate::task::{CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
+use crate::task::{
+    CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registration, Registry,
+};
 use crate::topology::duration::Unreadable;
 use crate::topology::{self, Tier, Topology};
 
@@ -103,6 +105,12 @@ impl WorkerParts {
             observers: self.observers.clone(),
             worker: worker_name(),
             version: self.version.clone(),
+            handlers: self
+                .registry
+                .iter()
+                .flat_map(|it| it.iter())
+                .map(Registration::name)
+                .collect(),
             may_declare: self.may_declare,
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,

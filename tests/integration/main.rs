@@ -13,6 +13,8 @@ mod admin;
 mod amqp;
 #[cfg(feature = "postgres")]
 mod backlog;
+#[cfg(feature = "postgres")]
+mod control;
 #[cfg(all(feature = "admin", feature = "management"))]
 mod credentials;
 #[cfg(feature = "postgres")]

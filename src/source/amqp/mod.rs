@@ -50,6 +50,12 @@ pub(crate) struct ConsumerSettings {
     /// Host and process, and the version of the program, for dead letters.
     pub(crate) worker: String,
     pub(crate) version: String,
+    /// The tasks that this process has handlers for.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "processes are listed in Postgres")
+    )]
+    pub(crate) handlers: Vec<&'static str>,
     /// Whether a queue that is gone may be declared again.
     pub(crate) may_declare: bool,
     /// The crash count at which a task is a dead letter.

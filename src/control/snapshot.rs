@@ -26,6 +26,16 @@ pub(crate) struct Override {
 }
 
 impl Snapshot {
+    /// In which these tiers are paused, and these were.
+    #[cfg(test)]
+    pub(crate) fn of_pauses(paused: &str, past: &str, from: SystemTime, to: SystemTime) -> Self {
+        Self {
+            paused_tiers: HashSet::from([paused.to_owned()]),
+            past_pauses: HashMap::from([(past.to_owned(), vec![(from, to)])]),
+            ..Self::default()
+        }
+    }
+
     /// Whether a tier, or the group that has it, is paused.
     pub(crate) fn is_paused(&self, group: &str, tier: &str) -> bool {
         self.paused_tiers.contains(tier) || self.paused_groups.contains(group)

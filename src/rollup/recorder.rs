@@ -123,7 +123,10 @@ impl Writing<'_> {
     async fn run(mut self, requested: &mut mpsc::Receiver<oneshot::Sender<()>>) {
         let mut write_at = Instant::now() + jittered(EVERY);
         loop {
-            let wake_at = write_at.min(self.pending.next_minute());
+            let mut wake_at = write_at.min(self.pending.next_minute());
+            if self.is_migrated {
+                wake_at = wake_at.min(self.remove_at);
+            }
             let (is_over, tried) = tokio::select! {
                 request = requested.recv() => (request.is_none(), request),
                 () = sleep_until(wake_at) => (false, None),
@@ -133,6 +136,9 @@ impl Writing<'_> {
             if is_over || tried.is_some() || now >= write_at {
                 self.write().await;
                 write_at = Instant::now() + jittered(EVERY);
+            }
+            if self.is_migrated && now >= self.remove_at {
+                self.remove().await;
             }
             if let Some(tried) = tried {
                 // Whoever waits no longer need not know.
@@ -201,24 +207,25 @@ impl Writing<'_> {
             self.pending.written();
             self.pending.set_clock(Instant::now(), into_minute);
         }
-        if self.is_migrated && Instant::now() >= self.remove_at {
-            self.remove().await?;
-        }
         Ok(())
     }
 
-    async fn remove(&mut self) -> Result<(), Error> {
+    async fn remove(&mut self) {
         let (app, keep) = (self.app, self.keep);
-        self.remove_at = Instant::now() + jittered(REMOVE_EVERY);
         let removing = self
             .connection
             .within(LIMIT, "remove old rollups", async |connection| {
                 remove_old(connection, app, keep, REMOVE_AT_ONCE).await
             });
-        if removing.await? >= REMOVE_AT_ONCE.unsigned_abs() {
-            self.remove_at = Instant::now() + REMOVE_PAUSE;
-        }
-        Ok(())
+        let pause = match removing.await {
+            Ok(count) if count >= REMOVE_AT_ONCE.unsigned_abs() => REMOVE_PAUSE,
+            Ok(_) => jittered(REMOVE_EVERY),
+            Err(error) => {
+                tracing::debug!(%error, "trying again in some minutes");
+                jittered(REMOVE_EVERY)
+            }
+        };
+        self.remove_at = Instant::now() + pause;
     }
 
     fn failed(&mut self, error: &Error) {

@@ -1,6 +1,7 @@
 //! What operators see and change at run time.
 
 mod processes;
+mod rollups;
 
 use std::time::Duration;
 

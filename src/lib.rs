@@ -54,6 +54,9 @@ pub mod backlog;
 
 pub mod control;
 
+#[cfg(feature = "postgres")]
+pub mod rollup;
+
 mod route;
 
 #[cfg(feature = "postgres")]

@@ -44,7 +44,6 @@ pub(crate) struct Reassigned {
 
 /// Where the next statement begins.
 struct Place {
-    task: String,
     rank: i16,
     due_at: SystemTime,
     id: Uuid,
@@ -55,7 +54,7 @@ struct Place {
 ///
 /// As with promotions, rows that have moved on since they were found are told apart after they are locked.
 macro_rules! move_some {
-    ($table:literal, $order:literal, $after:literal, $is_too_old:literal) => {
+    ($table:literal, $order:literal, $after:literal, $is_too_old:literal, $moved:expr) => {
         concat!(
             "WITH walked AS MATERIALIZED ( \
                 SELECT id, task, rank, due_at, first_backlog FROM tierline.",
@@ -66,7 +65,7 @@ macro_rules! move_some {
             $after,
             ") ORDER BY ",
             $order,
-            " LIMIT $11 \
+            " LIMIT $10 \
              ), wanted AS MATERIALIZED ( \
                 SELECT id, ",
             $is_too_old,
@@ -76,19 +75,56 @@ macro_rules! move_some {
                 FROM tierline.",
             $table,
             " WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) FOR UPDATE SKIP LOCKED \
-             ), moved AS ( \
-                UPDATE tierline.",
-            $table,
-            " AS row SET backlog = $2, rank = CASE WHEN row.rank > 0 THEN 1000 - greatest(least(1000 - row.rank, $5), $4) \
-                    ELSE -greatest(least(-row.rank, $5), $4) END \
-                WHERE row.ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = $1 \
-                    AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5))) \
-                RETURNING row.id \
-             ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
-                task, rank, due_at, id FROM walked ORDER BY (",
+             ), ",
+            $moved,
+            " SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
+                rank, due_at, id FROM walked ORDER BY (",
             $order,
             ") DESC LIMIT 1"
         )
+    };
+}
+
+/// Gives the locked rows another tier and rank.
+macro_rules! change {
+    ($table:literal) => {
+        concat!(
+            "moved AS ( UPDATE tierline.",
+            $table,
+            " AS row SET backlog = $2, rank = ",
+            rank!(),
+            which!(),
+            " RETURNING row.id )"
+        )
+    };
+}
+
+/// Makes the locked rows ready in their new tier: they leave their lanes, and that tier parks them if they may not run there.
+macro_rules! unpark {
+    () => {
+        concat!(
+            "taken AS ( DELETE FROM tierline.parked AS row",
+            which!(),
+            " RETURNING row.* ), moved AS ( \
+                INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+                SELECT id, due_at, ",
+            rank!(),
+            ", is_held, $2, first_backlog, task, name, properties, payload FROM taken AS row \
+                ON CONFLICT (id) DO NOTHING RETURNING id )"
+        )
+    };
+}
+
+macro_rules! rank {
+    () => {
+        "CASE WHEN row.rank > 0 THEN 1000 - greatest(least(1000 - row.rank, $5), $4) ELSE -greatest(least(-row.rank, $5), $4) END"
+    };
+}
+
+macro_rules! which {
+    () => {
+        " WHERE row.ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = $1 \
+            AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5)))"
     };
 }
 
@@ -98,20 +134,23 @@ const TABLES: [&str; 3] = [
     move_some!(
         "ready",
         "rank, due_at, id",
-        "$8, coalesce($9, '-infinity'), $10",
-        "coalesce(due_at <= now() - make_interval(secs => $6), false)"
+        "$7, coalesce($8, '-infinity'), $9",
+        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
+        change!("ready")
     ),
     move_some!(
         "scheduled",
         "due_at, id",
-        "coalesce($9, '-infinity'), $10",
-        "false"
+        "coalesce($8, '-infinity'), $9",
+        "false",
+        change!("scheduled")
     ),
     move_some!(
         "parked",
-        "task, rank, due_at, id",
-        "$7, $8, coalesce($9, '-infinity'), $10",
-        "coalesce(due_at <= now() - make_interval(secs => $6), false)"
+        "rank, due_at, id",
+        "$7, coalesce($8, '-infinity'), $9",
+        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
+        unpark!()
     ),
 ];
 
@@ -181,7 +220,6 @@ async fn move_some(
         .bind(i16::from(*priorities.start()))
         .bind(i16::from(*priorities.end()))
         .bind(reassignment.ttl.map(seconds))
-        .bind(place.map_or("", |place| place.task.as_str()))
         .bind(place.map_or(i16::MIN, |place| place.rank))
         .bind(place.map(|place| Time(place.due_at)))
         .bind(place.map_or(Uuid::nil(), |place| place.id))
@@ -201,7 +239,6 @@ async fn move_some(
     };
     let Time(due_at) = row.try_get("due_at")?;
     let place = Place {
-        task: row.try_get("task")?,
         rank: row.try_get("rank")?,
         due_at,
         id: row.try_get("id")?,

@@ -65,6 +65,15 @@ impl KnownControls {
         }
     }
 
+    /// Those of a test.
+    #[cfg(test)]
+    pub(crate) fn fixed(snapshot: Snapshot) -> Self {
+        Self {
+            snapshot: watch::channel(Arc::new(snapshot)).1,
+            is_loaded: watch::channel(true).1,
+        }
+    }
+
     /// Asks the database from now on, as long as a clone of this value lives.
     #[cfg(feature = "postgres")]
     pub(crate) fn watch(

@@ -4,6 +4,7 @@ mod overrides;
 mod parked;
 mod pauses;
 mod processes;
+mod rollups;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

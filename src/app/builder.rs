@@ -424,9 +424,7 @@ impl Builder {
             on_connect,
             observers: observers.clone(),
             #[cfg(feature = "postgres")]
-            database: database
-                .clone()
-                .filter(|_| topology.tiers_using_postgres().next().is_some()),
+            database: database.clone().filter(|_| topology.needs_database()),
             has_database,
             #[cfg(feature = "deadpool-lapin")]
             pool,

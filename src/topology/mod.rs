@@ -283,6 +283,15 @@ impl Topology {
         self.tiers().iter().filter(|tier| tier.uses_postgres())
     }
 
+    /// Whether processes need the tables of the database: there are tiers in Postgres, or limits that need it.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn needs_database(&self) -> bool {
+        let needs_it = |limit: &Option<Limit>| limit.as_ref().is_some_and(Limit::needs_database);
+        self.tiers_using_postgres().next().is_some()
+            || self.tiers().iter().any(|tier| needs_it(&tier.limit))
+            || self.tasks().iter().any(|task| task.limit.is_some())
+    }
+
     /// Whether the messages of this tier wait on the broker.
     pub(crate) fn is_on_broker(&self, tier: &str) -> bool {
         self.tier(tier).is_some_and(|tier| tier.home.is_on_broker())

@@ -1,5 +1,6 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
+mod limits;
 mod overrides;
 mod parked;
 mod pauses;
@@ -184,11 +185,20 @@ impl Servers {
 
     /// One more process of the app.
     async fn process(&self, runs: &Runs) -> Process {
+        self.process_of(runs.registry()).await
+    }
+
+    async fn process_of(&self, registry: Registry) -> Process {
+        self.process_at(self.database.url(), registry).await
+    }
+
+    /// One that reaches the database by another way.
+    async fn process_at(&self, database: &str, registry: Registry) -> Process {
         let heard = Heard::default();
         let app = Tierline::builder(Topology::parse(&self.map).unwrap())
             .amqp(self.vhost.amqp_url())
-            .postgres(self.database.url())
-            .registry(runs.registry())
+            .postgres(database)
+            .registry(registry)
             .observe(heard.ear())
             .connect()
             .await
@@ -237,6 +247,12 @@ struct Process {
 }
 
 impl Process {
+    /// The same at work.
+    fn working(mut self) -> Self {
+        self.work();
+        self
+    }
+
     fn work(&mut self) {
         let groups: Vec<_> = self
             .app

@@ -526,9 +526,12 @@ async fn rows_move_in_their_order_and_what_waits_in_a_queue_stays() {
     // One that an operator has moved by itself stays where it is.
     let backlog = shop.app.backlog().unwrap();
     backlog.escalate(&escalated, "idle").await.unwrap();
+    // One that waits in a lane leaves it.
     sqlx::query(
-        "INSERT INTO tierline.parked (id, due_at, backlog, rank, task, payload) \
-         SELECT gen_random_uuid(), now(), id, -1, 'report.send', '{\"number\": 9}' FROM tierline.backlogs WHERE tier = 'rows'",
+        "WITH lane AS (INSERT INTO tierline.lanes (backlog, task, key, rank, turn) \
+            SELECT id, 'report.send', '', -1, now() FROM tierline.backlogs WHERE tier = 'rows' RETURNING id, backlog) \
+         INSERT INTO tierline.parked (id, lane, due_at, backlog, rank, task, payload) \
+         SELECT gen_random_uuid(), id, now() - interval '1 h', backlog, -1, 'report.send', '{\"number\": 9999}' FROM lane",
     )
     .execute(&shop.pool)
     .await
@@ -552,14 +555,17 @@ async fn rows_move_in_their_order_and_what_waits_in_a_queue_stays() {
         let rows = rows.iter().filter(|row| row.0 == tier);
         rows.map(|row| (row.1, row.2)).collect::<Vec<_>>()
     };
-    assert_eq!(in_tier(&after, "bulk"), in_tier(&before, "rows"));
+    let (unparked, moved): (Vec<_>, Vec<_>) = in_tier(&after, "bulk")
+        .into_iter()
+        .partition(|row| row.0 == 9_999);
+    assert_eq!(unparked, [(9_999, 1)]);
+    assert_eq!(moved, in_tier(&before, "rows"));
     assert_eq!(in_tier(&after, "idle").len(), 1);
     assert_eq!(in_tier(&after, "rows"), []);
     assert_eq!(shop.rows("ready", "mail.send").await.len(), 130);
     let scheduled = shop.rows("scheduled", "report.send").await;
     assert!(scheduled.len() == 4 && scheduled.iter().all(|row| row.0 == "bulk"));
-    let parked = shop.rows("parked", "report.send").await;
-    assert_eq!(parked, [("bulk".to_owned(), 9, 1)]);
+    assert_eq!(shop.rows("parked", "report.send").await, []);
 
     // Another override moves them again, to a tier with fewer priorities, and then they get one priority.
     let overridden = shop
@@ -569,7 +575,7 @@ async fn rows_move_in_their_order_and_what_waits_in_a_queue_stays() {
         .priority(5);
     assert_eq!(overridden.await.unwrap().moved, u64::from(COUNT) + 5);
     let rows = in_tier(&shop.rows("ready", "report.send").await, "rows");
-    assert!(rows.len() == COUNT as usize && rows.iter().all(|row| row.1 == 5));
+    assert!(rows.len() == COUNT as usize + 1 && rows.iter().all(|row| row.1 == 5));
     // What is moved already is not moved again, and what would expire stays.
     let old = "UPDATE tierline.ready SET due_at = now() - interval '2h' WHERE task = 'report.send' \
                AND (convert_from(payload, 'UTF8')::jsonb ->> 'number')::integer < 10";

@@ -67,6 +67,9 @@ pub mod moving;
 pub mod publish;
 
 #[cfg(feature = "postgres")]
+pub mod scaling;
+
+#[cfg(feature = "postgres")]
 pub mod dead;
 
 mod source;

@@ -34,6 +34,8 @@ use crate::relay::Relay;
 #[cfg(feature = "postgres")]
 use crate::rollup::Rollups;
 #[cfg(feature = "postgres")]
+use crate::scaling::{GroupScaling, Sources, scaling};
+#[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
@@ -281,6 +283,31 @@ impl Tierline {
     pub fn rollups(&self) -> Result<Rollups, Error> {
         let database = self.log("read the rollups")?.database();
         Ok(Rollups::new(self.topology(), database.clone()))
+    }
+
+    /// How many slots each worker group wants to meet the SLO of its tiers, with the present backlog and run times: see
+    /// [`scaling`](crate::scaling) for the formula. Answers within two seconds.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// for group in app.scaling().await? {
+    ///     println!("{}: {} processes, {} wanted", group.group, group.processes, group.processes_wanted);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none; as every use of the database.
+    #[cfg(feature = "postgres")]
+    pub async fn scaling(&self) -> Result<Vec<GroupScaling>, Error> {
+        let database = self.log("compute how many slots are wanted")?.database();
+        scaling(Sources {
+            topology: self.topology(),
+            database,
+            publisher: &self.publisher,
+            snapshot: &self.work.controls.now(),
+        })
+        .await
     }
 
     /// The log of dead letters: list, group, redrive, discard.

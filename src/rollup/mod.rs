@@ -21,4 +21,5 @@ pub use counters::UNKNOWN;
 pub use histogram::Histogram;
 pub use read::{Rollup, RollupQuery, Rollups};
 pub(crate) use recorder::{KEEP, Recorder, SHORTEST_KEEP};
+pub(crate) use table::Arrivals;
 pub use totals::RollupTotals;

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 
 use super::RollupTotals;
-use super::table::{Selection, Span, Sum, sum};
+use super::table::{Arrivals, Selection, Span, Sum, arrivals, sum};
 use crate::Error;
 use crate::error::ControlError;
 use crate::postgres::{Database, STATEMENT_LIMIT};
@@ -66,6 +66,16 @@ impl Rollups {
     /// Sums up the minutes from `since` on and before `until`.
     pub fn between(&self, since: SystemTime, until: SystemTime) -> RollupQuery {
         self.query(Span::Between(since, until))
+    }
+
+    /// What has come in within the last ten minutes, by tier and task.
+    pub(crate) async fn arrivals(&self) -> Result<Vec<Arrivals>, Error> {
+        let reading = async {
+            let mut connection = self.database.pool().acquire().await?;
+            arrivals(&mut connection, &self.app).await
+        };
+        let tried = "read how many tasks come in";
+        self.database.within(STATEMENT_LIMIT, tried, reading).await
     }
 
     fn query(&self, span: Span) -> RollupQuery {

@@ -201,6 +201,39 @@ pub(super) async fn sum(
     rows.iter().map(read).collect()
 }
 
+/// How much comes in.
+pub(crate) struct Arrivals {
+    pub(crate) tier: String,
+    pub(crate) task: String,
+    pub(crate) per_second: f64,
+}
+
+/// What has come in within the last ten minutes, or since the app's first minute. Retries and snoozes come in too: each is
+/// one more run.
+pub(super) async fn arrivals(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+) -> Result<Vec<Arrivals>, sqlx::Error> {
+    let rows = sqlx::query_as::<_, (String, String, f64)>(
+        "WITH span AS MATERIALIZED ( \
+            SELECT greatest(date_trunc('minute', statement_timestamp() - interval '10 minutes'), \
+                (SELECT minute FROM tierline.rollups WHERE app = $1 ORDER BY minute LIMIT 1)) AS since \
+         ) \
+         SELECT tier, task, sum(published + retried + snoozed)::float8 \
+            / greatest(60, extract(epoch FROM statement_timestamp() - span.since))::float8 \
+         FROM span JOIN tierline.rollups ON app = $1 AND minute >= span.since GROUP BY tier, task, span.since",
+    )
+    .bind(app)
+    .fetch_all(connection)
+    .await?;
+    let arrivals = rows.into_iter().map(|(tier, task, per_second)| Arrivals {
+        tier,
+        task,
+        per_second,
+    });
+    Ok(arrivals.collect())
+}
+
 fn read(row: &PgRow) -> Result<Sum, sqlx::Error> {
     let since: Option<f64> = row.try_get("step")?;
     let since = since.and_then(|it| Duration::try_from_secs_f64(it).ok());

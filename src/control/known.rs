@@ -71,6 +71,8 @@ impl KnownControls {
         Self {
             snapshot: watch::channel(Arc::new(snapshot)).1,
             is_loaded: watch::channel(true).1,
+            flags: Flags::new(true),
+            first_answer_by: Instant::now(),
         }
     }
 

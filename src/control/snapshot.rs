@@ -91,7 +91,6 @@ impl Snapshot {
     }
 
     /// The limit of a tier: an operator's, else the map's.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nobody shows it yet"))]
     pub(crate) fn limit_of_tier(&self, tier: &str) -> Option<&Limit> {
         self.tier_limits.get(tier)
     }

@@ -176,7 +176,8 @@ async fn the_excess_of_a_limited_task_waits_as_rows_and_holds_up_no_other_task_o
         one.publish_ships(0..300).await;
         runs.until("ship", 2).await;
         other.publish_notifies(0..10).await;
-        runs.until("notify", 4).await;
+        // As many as the process that took them has free slots.
+        runs.until("notify", 2).await;
         assert_eq!(runs.count("ship"), 2, "{home}");
         runs.open.add_permits(10_000);
         runs.until("ship", 300).await;

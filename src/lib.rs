@@ -49,12 +49,15 @@ pub mod postgres;
 
 pub mod amqp;
 
-pub mod control;
-
-mod route;
-
 #[cfg(feature = "postgres")]
 pub mod backlog;
+
+pub mod control;
+
+#[cfg(feature = "postgres")]
+pub mod rollup;
+
+mod route;
 
 #[cfg(feature = "postgres")]
 mod completion;

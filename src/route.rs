@@ -1,14 +1,15 @@
 //! The only router: task, priority and delay in, destination out. Pure.
 //!
 //! A publish, a due run of a schedule, a retry, a redrive and the relay all take their exchange, routing key
-//! and priority from here, so a change of the map applies to all of them alike.
+//! and priority from here, so a change of the map, and an override at run time, apply to all of them alike.
 
 use std::time::Duration;
 
 use crate::Error;
+use crate::control::Override;
 use crate::error::PublishError;
 use crate::topology::Version;
-use crate::topology::{Formerly, Home, MappedTask, Tier, Topology, UNORDERED_PRIORITY, delay};
+use crate::topology::{Formerly, Home, Tier, Topology, UNORDERED_PRIORITY, delay};
 
 /// The place that a message is sent to, and the priority that it is sent with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +60,8 @@ pub(crate) enum RouteRequest<'a> {
         expect(dead_code, reason = "rows are in Postgres")
     )]
     RetryRow { tier: &'a str, priority: u8 },
-    /// A row that a rule or an operator has moved to `tier` is sent there, whatever the map says of its task.
+    /// A row that a rule or an operator has moved to `tier` is sent there, whatever the map or an override says of its
+    /// task.
     #[cfg_attr(
         not(feature = "postgres"),
         expect(dead_code, reason = "rows are in Postgres")
@@ -73,12 +75,26 @@ pub(crate) enum RouteRequest<'a> {
     Redrive { tier: &'a str, priority: u8 },
 }
 
-/// The destination of a message of `task` that is due after `delay`.
+/// The tier that a task goes to now: that of its override, else the map's. `None`: the map does not have the task.
+pub(crate) fn tier_of<'t>(
+    topology: &'t Topology,
+    overridden: Option<&Override>,
+    task: &str,
+) -> Option<&'t Tier> {
+    let mapped = topology.task(task)?;
+    let other = overridden.and_then(|it| it.tier.as_deref());
+    // Another version of the map may have the tier of the override.
+    let other = other.and_then(|tier| topology.tier(tier));
+    other.or_else(|| topology.tier(&mapped.tier))
+}
+
+/// The destination of a message of `task` that is due after `delay`. An override counts before the map.
 ///
 /// A new message has the priority that its publisher asks for, else the map's. A message that is sent
-/// again keeps its priority while the map keeps its task in the same tier, else it has the map's. No
+/// again keeps its priority while its task goes to the same tier, else it has the map's. The priority of an override
+/// counts before all of these; if it has none, a message has the nearest priority that its tier has. No
 /// priority is higher than the tier's highest, or than what the broker supports in a quorum queue;
-/// the delay levels are quorum queues too.
+/// the delay levels are quorum queues too. A publisher may ask for what the map's tier has, overridden or not.
 ///
 /// A delay that is longer than the delay queues of a tier reach is a row if there is a database, unless the map has the
 /// queues for it.
@@ -88,6 +104,7 @@ pub(crate) enum RouteRequest<'a> {
 /// [`PublishError::NoDelays`].
 pub(crate) fn destination(
     topology: &Topology,
+    overridden: Option<&Override>,
     servers: Servers,
     task: &str,
     request: RouteRequest<'_>,
@@ -101,14 +118,17 @@ pub(crate) fn destination(
     let mapped = topology.task(task);
     let tier = match (mapped, request) {
         (_, RouteRequest::Moved { tier, .. }) => tier,
-        (Some(mapped), _) => mapped.tier.as_str(),
+        (Some(_), _) => tier_of(topology, overridden, task)
+            .ok_or_else(unmapped)?
+            .name
+            .as_str(),
         (None, RouteRequest::Retry { tier, .. } | RouteRequest::RetryRow { tier, .. }) => tier,
         (None, RouteRequest::Publish { .. } | RouteRequest::Redrive { .. }) => {
             return Err(unmapped());
         }
     };
     let tier = topology.tier(tier).ok_or_else(unmapped)?;
-    let priority = priority(task, mapped, tier, request)?;
+    let priority = priority(topology, overridden, task, tier, request)?;
     if is_row(topology, servers, tier, request, delay) {
         return Ok(Destination {
             tier: tier.name.clone(),
@@ -191,20 +211,30 @@ pub(crate) fn check_size(topology: &Topology, task: &str, payload: &[u8]) -> Res
 
 /// The priority in `tier`, before the limits of the broker.
 fn priority(
+    topology: &Topology,
+    overridden: Option<&Override>,
     task: &str,
-    mapped: Option<&MappedTask>,
     tier: &Tier,
     request: RouteRequest<'_>,
 ) -> Result<u8, Error> {
-    let highest = tier.home.max_priority();
+    let mapped = topology.task(task);
+    let home = mapped.and_then(|mapped| topology.tier(&mapped.tier));
+    // The nearest priority that the tier has to one of the map's tier.
+    let nearest = |priority: u8| match home {
+        Some(home) if home.name != tier.name => {
+            let priorities = tier.priorities_from(home);
+            priority.clamp(*priorities.start(), *priorities.end())
+        }
+        _ => priority,
+    };
     let kept = match request {
         RouteRequest::Publish { priority: None, .. } => None,
         RouteRequest::Publish {
             priority: Some(wanted),
             ..
-        } => match highest {
-            Some(highest) if wanted <= highest => Some(wanted),
-            Some(_) | None => {
+        } => match home.unwrap_or(tier).home.max_priority() {
+            Some(highest) if wanted <= highest => Some(nearest(wanted)),
+            highest => {
                 return Err(Error::Publish(PublishError::InvalidPriority {
                     task: task.into(),
                     priority: wanted,
@@ -227,9 +257,17 @@ fn priority(
         | RouteRequest::Redrive {
             tier: from,
             priority,
-        } => (from == tier.name).then_some(priority.min(highest.unwrap_or(u8::MAX))),
+        } => {
+            let highest = tier.home.max_priority().unwrap_or(u8::MAX);
+            (from == tier.name).then_some(priority.min(highest))
+        }
     };
-    let of_map = mapped.map(|mapped| mapped.priority);
+    let is_moved = matches!(request, RouteRequest::Moved { .. });
+    let of_override = overridden.and_then(|it| it.priority.filter(|_| !is_moved));
+    if let (Some(wanted), Some(highest)) = (of_override, tier.home.max_priority()) {
+        return Ok(wanted.min(highest));
+    }
+    let of_map = mapped.map(|mapped| nearest(mapped.priority));
     Ok(kept.or(of_map).unwrap_or_default())
 }
 

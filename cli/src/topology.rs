@@ -6,6 +6,7 @@ use serde_json::json;
 use tierline::amqp::{
     Applied, Connection, Management, Report, apply, apply_with, doctor, doctor_with, spread,
 };
+use tierline::control::Control;
 use tierline::moving::{Mover, TierMove};
 use tierline::topology::export::{Definitions, Permission, least_permissions};
 use tierline::topology::plan::Plan;
@@ -246,7 +247,17 @@ async fn examine_database(
     let mut report = Report::default();
     match database.open()? {
         Some(database) => match backlog::doctor(&database, topology, long_transaction).await {
-            Ok(found) => report = found,
+            Ok(found) => {
+                let control = Control::new(topology.clone(), database);
+                report = match control.doctor().await {
+                    Ok(overrides) => found.and(overrides),
+                    Err(error) => {
+                        let mut found = found;
+                        found.not_checked.push(format!("overrides: {error}"));
+                        found
+                    }
+                };
+            }
             Err(error) if needs_database => return Err(error.into()),
             Err(error) => {
                 let not_checked = format!("tasks left in Postgres: {error}");

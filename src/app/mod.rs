@@ -9,11 +9,15 @@ mod health;
 
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "postgres")]
+use std::time::Duration;
 
 use futures_util::stream::Stream;
 use serde_json::Value;
 
 use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::amqp::QueueState;
 #[cfg(feature = "postgres")]
 use crate::backlog::Backlog;
 #[cfg(feature = "postgres")]
@@ -28,12 +32,18 @@ use crate::publish::{Publisher, PublisherStatus};
 #[cfg(feature = "postgres")]
 use crate::relay::Relay;
 #[cfg(feature = "postgres")]
+use crate::rollup::Rollups;
+#[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
 use crate::worker::{Worker, WorkerParts};
 pub use builder::{Builder, OnConnect};
 pub use health::{Health, HealthState};
+
+/// How long the end of an app waits for the last rollups.
+#[cfg(feature = "postgres")]
+const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -128,8 +138,8 @@ impl Tierline {
 
     /// Ends publishing, for all clones of the app, within ten seconds; a later publish fails with
     /// [`Error::Closed`]. What is under way has five seconds for its confirm. Then the connections are closed, and
-    /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks is
-    /// written first.
+    /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks, and the
+    /// last [rollups](crate::rollup), are written first.
     ///
     /// End workers, collectors and schedulers before. Without this call nothing that was confirmed is lost, but the
     /// broker logs connections that ended without a word.
@@ -142,17 +152,24 @@ impl Tierline {
     /// ```
     pub async fn close(&self) {
         #[cfg(feature = "postgres")]
-        let database = async {
+        let outcomes = async {
             if let Some(outcomes) = &self.outcomes {
                 outcomes.flush().await;
+            }
+        };
+        #[cfg(not(feature = "postgres"))]
+        let outcomes = async {};
+        tokio::join!(self.publisher.close(), outcomes);
+        #[cfg(feature = "postgres")]
+        {
+            // After the last publish.
+            if let Some(recorder) = &self.work.recorder {
+                recorder.flush(FLUSH_LIMIT).await;
             }
             if let Some(letters) = &self.letters {
                 letters.database().close().await;
             }
-        };
-        #[cfg(not(feature = "postgres"))]
-        let database = async {};
-        tokio::join!(self.publisher.close(), database);
+        }
     }
 
     /// What is up: the broker, and the database if there is one. Answers within two seconds, for the route of a
@@ -243,7 +260,27 @@ impl Tierline {
     pub fn control(&self) -> Result<Control, Error> {
         let database = self.log("control the app")?.database();
         let control = Control::new(self.topology().clone(), database.clone());
+        let (publisher, topology) = (self.publisher.clone(), self.topology().clone());
+        let control = control.queue_depths(move |tier, deadline| {
+            let (publisher, queue) = (publisher.clone(), topology.names().queue(&tier));
+            Box::pin(async move {
+                match publisher.queue_state(&tier.name, &queue, deadline).await {
+                    Some(QueueState::Available { messages }) => Some(messages),
+                    _ => None,
+                }
+            })
+        });
         Ok(control.by(&self.work.connection_name))
+    }
+
+    /// What happened in each minute, by tier and task: see [`rollup`](crate::rollup).
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn rollups(&self) -> Result<Rollups, Error> {
+        let database = self.log("read the rollups")?.database();
+        Ok(Rollups::new(self.topology(), database.clone()))
     }
 
     /// The log of dead letters: list, group, redrive, discard.

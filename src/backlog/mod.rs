@@ -25,6 +25,7 @@ mod notify;
 mod parked;
 mod prepare;
 mod promote;
+mod reassign;
 mod room;
 mod row;
 mod task;
@@ -55,6 +56,7 @@ pub(crate) use parked::{
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
 };
+pub(crate) use reassign::{Reassigned, Reassignment, reassign};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};

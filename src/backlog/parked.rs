@@ -45,8 +45,6 @@ pub(crate) struct ParkedRow {
     pub(crate) row: ClaimedRow,
     /// Its place among those that were claimed with it.
     pub(crate) number: i64,
-    /// Whether it counts for its key while it runs.
-    pub(crate) has_place: bool,
 }
 
 /// The lanes of a task in which tasks wait.
@@ -123,7 +121,9 @@ pub(crate) async fn park(
     // The lanes of a tier with `fair` are those of no task.
     for is_fair in [false, true] {
         let mut lanes: BTreeMap<&Lane, i32> = BTreeMap::new();
-        let rows = rows.iter().filter(|(_, lane)| lane.task.is_empty() == is_fair);
+        let rows = rows
+            .iter()
+            .filter(|(_, lane)| lane.task.is_empty() == is_fair);
         for (_, lane) in rows.clone() {
             lanes.insert(lane, 0);
         }
@@ -136,13 +136,26 @@ pub(crate) async fn park(
         let mut rows: Vec<&(RunKey, Lane)> = rows.collect();
         rows.sort_unstable_by_key(|(run, _)| *run);
         let tokens: Vec<i64> = rows.iter().map(|(run, _)| run.token).collect();
-        let lane_of: Vec<i32> = rows.iter().filter_map(|(_, lane)| lanes.get(lane).copied()).collect();
+        let lane_of: Vec<i32> = rows
+            .iter()
+            .filter_map(|(_, lane)| lanes.get(lane).copied())
+            .collect();
         sqlx::query("SELECT tierline.park($1, $2, $3, $4, $5, $6, $7, $8)")
             .bind(app)
             .bind(tier)
             .bind(is_fair)
-            .bind(lanes.keys().map(|lane| lane.task.as_str()).collect::<Vec<_>>())
-            .bind(lanes.keys().map(|lane| lane.key.as_str()).collect::<Vec<_>>())
+            .bind(
+                lanes
+                    .keys()
+                    .map(|lane| lane.task.as_str())
+                    .collect::<Vec<_>>(),
+            )
+            .bind(
+                lanes
+                    .keys()
+                    .map(|lane| lane.key.as_str())
+                    .collect::<Vec<_>>(),
+            )
             .bind(rows.iter().map(|(run, _)| run.id).collect::<Vec<Uuid>>())
             .bind(lane_of)
             .bind((from == ParkFrom::Running).then_some(tokens))
@@ -165,8 +178,10 @@ pub(crate) async fn claim_parked(
     let token = draw_token();
     let mut parked = Vec::new();
     for are_fair in [false, true] {
-        let mut claims: Vec<&LaneClaim> =
-            claims.iter().filter(|it| it.task.is_empty() == are_fair).collect();
+        let mut claims: Vec<&LaneClaim> = claims
+            .iter()
+            .filter(|it| it.task.is_empty() == are_fair)
+            .collect();
         if claims.is_empty() {
             continue;
         }
@@ -174,27 +189,29 @@ pub(crate) async fn claim_parked(
         claims.sort_unstable_by(|one, other| one.task.cmp(&other.task));
         let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         let ttls = claims.iter().map(|it| it.ttl.map(|ttl| ttl.as_secs_f64()));
-        let places = claims.iter().map(|it| it.places.map(|it| count(it as usize)));
-        let rows = sqlx::query("SELECT * FROM tierline.claim_parked($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)")
-            .bind(app)
-            .bind(tier)
-            .bind(worker)
-            .bind(token)
-            .bind(ttls.collect::<Vec<_>>())
-            .bind(claims.iter().map(|it| it.task.as_str()).collect::<Vec<_>>())
-            .bind(claims.iter().map(|it| count(it.most)).collect::<Vec<_>>())
-            .bind(places.collect::<Vec<_>>())
-            .bind(are_fair)
-            .bind(are_suspects)
-            .bind(i64::try_from(bytes.max(1)).unwrap_or(i64::MAX))
-            .fetch_all(&mut *connection)
-            .await?;
+        let places = claims
+            .iter()
+            .map(|it| it.places.map(|it| count(it as usize)));
+        let rows = sqlx::query(
+            "SELECT * FROM tierline.claim_parked($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        )
+        .bind(app)
+        .bind(tier)
+        .bind(worker)
+        .bind(token)
+        .bind(ttls.collect::<Vec<_>>())
+        .bind(claims.iter().map(|it| it.task.as_str()).collect::<Vec<_>>())
+        .bind(claims.iter().map(|it| count(it.most)).collect::<Vec<_>>())
+        .bind(places.collect::<Vec<_>>())
+        .bind(are_fair)
+        .bind(are_suspects)
+        .bind(i64::try_from(bytes.max(1)).unwrap_or(i64::MAX))
+        .fetch_all(&mut *connection)
+        .await?;
         for row in &rows {
-            let lane: Option<i64> = row.try_get("lane")?;
             parked.push(ParkedRow {
                 row: ClaimedRow::read(row)?,
                 number: row.try_get("number")?,
-                has_place: lane.is_some(),
             });
         }
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
-use super::table::{begin, end, lock};
+use super::table::{Reason, begin, end, lock};
 use crate::Error;
 use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
@@ -138,8 +138,13 @@ impl Change {
             let after = match &self.kind {
                 Kind::End(_) => None,
                 Kind::Begin(setting) => {
-                    let (target, length) = (&self.target, self.length);
-                    let entry = begin(&mut transaction, app, target, setting, who, why, length);
+                    let reason = Reason {
+                        who,
+                        why,
+                        length: self.length,
+                    };
+                    let (target, stored) = (&self.target, setting.to_json());
+                    let entry = begin(&mut transaction, app, target, setting, &stored, reason);
                     Some(entry.await?)
                 }
             };
@@ -164,10 +169,7 @@ impl Change {
 
     /// Refuses what the map does not have, and times that make no sense.
     fn check(&self) -> Result<(), Error> {
-        if let Some(length) = self.length
-            && (length.is_zero() || length > LONGEST_TIME)
-        {
-            let problem = "the time must be longer than zero and at most ten years".to_owned();
+        if let Some(problem) = check_length(self.length) {
             return Err(self.refused(problem));
         }
         // What is in force for a name that the map has lost can be ended.
@@ -312,6 +314,12 @@ impl IntoFuture for Change {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
     }
+}
+
+/// What is wrong with the time that a change is to last.
+pub(super) fn check_length(length: Option<Duration>) -> Option<String> {
+    let is_wrong = length.is_some_and(|it| it.is_zero() || it > LONGEST_TIME);
+    is_wrong.then(|| "the time must be longer than zero and at most ten years".to_owned())
 }
 
 /// A name or a reason as it is kept: not too long, and without NUL, which Postgres refuses.

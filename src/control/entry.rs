@@ -84,6 +84,15 @@ impl Target {
         }
     }
 
+    /// Whether it is about this task by its name.
+    pub(super) fn has(&self, task: &str) -> bool {
+        match self {
+            Target::Task(name) => name == task,
+            Target::Prefix(prefix) => task.starts_with(prefix.as_str()),
+            Target::Tier(_) | Target::Group(_) => false,
+        }
+    }
+
     pub(super) fn new(kind: &str, name: String) -> Option<Self> {
         match kind {
             "tier" => Some(Target::Tier(name)),

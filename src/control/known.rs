@@ -4,18 +4,19 @@
 //! reads a few rows.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
 #[cfg(feature = "postgres")]
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
+use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "postgres")]
 use super::Limits;
-use super::Snapshot;
 #[cfg(feature = "postgres")]
 use super::table::{Loaded, load};
+use super::{Override, Snapshot};
 #[cfg(feature = "postgres")]
 use crate::backoff::Backoff;
 #[cfg(feature = "postgres")]
@@ -28,11 +29,11 @@ use crate::topology::Topology;
 
 /// How often the database is asked. With the time that a consumer takes to stop, this is well below two seconds.
 #[cfg(feature = "postgres")]
-const EVERY: Duration = Duration::from_millis(500);
+pub(super) const EVERY: Duration = Duration::from_millis(500);
 /// How long an answer may take.
 #[cfg(feature = "postgres")]
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long the start of an app, or of a worker, waits for the first answer.
+/// How long the start of an app, of a worker, and of what is published meanwhile waits for the first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
 /// The snapshot of a process. Cheap to clone; all clones are the same.
@@ -41,6 +42,16 @@ pub(crate) struct KnownControls {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     /// Whether the database has answered, or there is none.
     is_loaded: watch::Receiver<bool>,
+    flags: Arc<Flags>,
+    /// Until when the first publishes wait for the first answer.
+    first_answer_by: Instant,
+}
+
+/// What each publish asks. It takes no lock.
+#[derive(Debug)]
+struct Flags {
+    is_loaded: AtomicBool,
+    has_overrides: AtomicBool,
 }
 
 impl KnownControls {
@@ -49,6 +60,19 @@ impl KnownControls {
         Self {
             snapshot: watch::channel(Arc::new(Snapshot::of(topology))).1,
             is_loaded: watch::channel(true).1,
+            flags: Flags::new(true),
+            first_answer_by: Instant::now(),
+        }
+    }
+
+    /// Those of a test.
+    #[cfg(test)]
+    pub(crate) fn fixed(snapshot: Snapshot) -> Self {
+        Self {
+            snapshot: watch::channel(Arc::new(snapshot)).1,
+            is_loaded: watch::channel(true).1,
+            flags: Flags::new(true),
+            first_answer_by: Instant::now(),
         }
     }
 
@@ -62,6 +86,8 @@ impl KnownControls {
     ) -> Self {
         let (snapshot, known) = watch::channel(Arc::new(Snapshot::of(topology)));
         let (loaded, is_loaded) = watch::channel(false);
+        let flags = Flags::new(false);
+        let flags_too = flags.clone();
         let (database, topology, limits, service) = (
             database.clone(),
             topology.clone(),
@@ -76,6 +102,7 @@ impl KnownControls {
                     limits: &limits,
                     snapshot: &snapshot,
                     is_loaded: &loaded,
+                    flags: &flags_too,
                 };
                 watcher.run()
             });
@@ -88,12 +115,42 @@ impl KnownControls {
         Self {
             snapshot: known,
             is_loaded,
+            flags,
+            first_answer_by: Instant::now() + FIRST_ANSWER,
         }
     }
 
     /// What is in force.
     pub(crate) fn now(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
+    }
+
+    /// The override of a task. Nearly always there is none, and then this is one atomic load.
+    pub(crate) fn override_of(&self, task: &str) -> Option<Override> {
+        if !self.flags.has_overrides.load(Ordering::Acquire) {
+            return None;
+        }
+        self.snapshot.borrow().override_of(task).cloned()
+    }
+
+    /// Whether a publish should wait for the first answer of the database: it could go out by the map although an override
+    /// is in force.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.flags.is_loaded.load(Ordering::Acquire) && Instant::now() < self.first_answer_by
+    }
+
+    /// Waits for the first answer of the database, as long as a publish with this deadline can: half of its time, and
+    /// not longer than three seconds after the app was made. Without an answer it goes by the map.
+    pub(crate) async fn loaded_for(&self, deadline: Instant) {
+        if !self.is_awaited() {
+            return;
+        }
+        let now = Instant::now();
+        let half = now + deadline.saturating_duration_since(now) / 2;
+        let mut is_loaded = self.is_loaded.clone();
+        let loading = is_loaded.wait_for(|is_loaded| *is_loaded);
+        // Whoever asks the database says why it does not answer.
+        let _ = timeout_at(half.min(self.first_answer_by), loading).await;
     }
 
     /// What is in force, and a way to be told when that changes.
@@ -108,9 +165,18 @@ impl KnownControls {
         let loading = is_loaded.wait_for(|is_loaded| *is_loaded);
         if timeout(FIRST_ANSWER, loading).await.is_err() {
             tracing::warn!(
-                "the database has not said which tiers and tasks are paused: going on as if none were, until it does"
+                "the database has not said which tiers and tasks are paused or overridden: going on as if none were, until it does"
             );
         }
+    }
+}
+
+impl Flags {
+    fn new(is_loaded: bool) -> Arc<Self> {
+        Arc::new(Self {
+            is_loaded: AtomicBool::new(is_loaded),
+            has_overrides: AtomicBool::new(false),
+        })
     }
 }
 
@@ -122,6 +188,7 @@ struct Watcher<'a> {
     limits: &'a Limits,
     snapshot: &'a watch::Sender<Arc<Snapshot>>,
     is_loaded: &'a watch::Sender<bool>,
+    flags: &'a Flags,
 }
 
 #[cfg(feature = "postgres")]
@@ -159,6 +226,7 @@ impl Watcher<'_> {
     fn learn(&self, learned: Snapshot) {
         // Whoever learns of the limits finds their gates.
         self.limits.follow(&learned);
+        let has_overrides = learned.has_overrides();
         self.snapshot.send_if_modified(|known| {
             let is_new = **known != learned;
             if is_new {
@@ -166,6 +234,10 @@ impl Watcher<'_> {
             }
             is_new
         });
+        self.flags
+            .has_overrides
+            .store(has_overrides, Ordering::Release);
+        self.flags.is_loaded.store(true, Ordering::Release);
         self.is_loaded
             .send_if_modified(|is_loaded| !std::mem::replace(is_loaded, true));
     }

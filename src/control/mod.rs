@@ -4,12 +4,15 @@
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, `change` is how an operator makes a change, and `limit_change` how it sets a limit; `limit` keeps
-//! limits, those of the map too. [`Control`] is the face
-//! of all this; get it from [`Tierline::control`](crate::Tierline::control).
+//! snapshot up to date, `table` has the statements, and `process` is a live process. `change` is how an operator makes a change,
+//! `limit_change` how one sets a limit, and `overriding` how one overrides the map, which also moves rows. `limit` keeps limits,
+//! those of the map too, `gating` says which tasks may not run as they come, and `doctor` names the overrides in force.
+//! [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
 mod change;
+#[cfg(feature = "postgres")]
+mod doctor;
 #[cfg(feature = "postgres")]
 mod entry;
 #[cfg(feature = "postgres")]
@@ -21,6 +24,10 @@ mod limit;
 mod limit_change;
 #[cfg(feature = "postgres")]
 mod operator;
+#[cfg(feature = "postgres")]
+mod overriding;
+#[cfg(feature = "postgres")]
+mod process;
 mod snapshot;
 #[cfg(feature = "postgres")]
 mod table;
@@ -31,14 +38,17 @@ pub use change::{Change, Changed};
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
-pub(crate) use limit::{Gate, Limits, Permit};
+pub(crate) use limit::{Gate, Gates, Limits, Permit};
 #[cfg(feature = "postgres")]
 pub use limit_change::LimitChange;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
+#[cfg(feature = "postgres")]
+pub use overriding::{Overridden, Overriding, WaitingQueue};
+#[cfg(feature = "postgres")]
+pub use process::{Process, ProcessGroup};
 #[cfg_attr(
     not(feature = "postgres"),
     expect(unused_imports, reason = "changes are in Postgres")
 )]
-#[expect(unused_imports, reason = "not merged yet")]
 pub(crate) use snapshot::{Override, Snapshot};

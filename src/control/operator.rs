@@ -1,14 +1,21 @@
 //! The face of control: what an operator calls.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use super::change::Change;
 use super::entry::{ControlEntry, Setting, Target};
 use super::limit_change::LimitChange;
+use super::overriding::Overriding;
+use super::process::{Process, processes};
 use super::table::in_force;
 use crate::Error;
 use crate::postgres::{AuditEntry, Database, STATEMENT_LIMIT};
-use crate::topology::Topology;
+use crate::topology::{Tier, Topology};
 
 /// What can be changed while the app runs. Get it from [`Tierline::control`](crate::Tierline::control).
 ///
@@ -35,7 +42,12 @@ pub struct Control {
     pub(super) topology: Topology,
     pub(super) database: Database,
     pub(super) who: String,
+    /// Asks the broker how many messages wait in the queue of a tier. `None`: there is no broker to be asked.
+    pub(super) queue_depths: Option<Arc<QueueDepths>>,
 }
+
+/// `None`: the broker could not say before the deadline.
+type QueueDepths = dyn Fn(Tier, Instant) -> BoxFuture<'static, Option<u32>> + Send + Sync;
 
 impl Control {
     /// The changes of this map's app.
@@ -44,6 +56,18 @@ impl Control {
             topology,
             database,
             who: "somebody".into(),
+            queue_depths: None,
+        }
+    }
+
+    /// How to ask the broker how many messages wait in the queue of a tier.
+    pub(crate) fn queue_depths(
+        self,
+        ask: impl Fn(Tier, Instant) -> BoxFuture<'static, Option<u32>> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            queue_depths: Some(Arc::new(ask)),
+            ..self
         }
     }
 
@@ -121,6 +145,64 @@ impl Control {
         Change::end(self, Target::Task(task.to_owned()), "limit")
     }
 
+    /// Gives a task another tier, or another priority, or both, for a while.
+    ///
+    /// All processes of the app that have its database publish and retry it there within two seconds, and so does one that
+    /// starts later, from its first publish on. Rows that wait are moved a second later, before this returns, in their order,
+    /// but for those that a rule or an operator has moved by itself. If this future is dropped meanwhile, the override is in force
+    /// and the rest of the rows stays; to make it again moves them. Messages that wait in queues stay there and run there.
+    ///
+    /// It counts before an override of a prefix. When it ends, publishes and retries go by the map again, and rows that were
+    /// moved stay where they are.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// let overridden = app
+    ///     .control()?
+    ///     .override_task("report.export")
+    ///     .tier("low")
+    ///     .by("ada")
+    ///     .because("the quarter's reports")
+    ///     .lasting("7d")
+    ///     .await?;
+    /// println!("{} rows have moved", overridden.moved);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`](crate::error::ControlError::Unknown) where the map does not have the task or the tier;
+    /// [`ControlError::Refused`](crate::error::ControlError::Refused) where neither tier nor priority is given, the tier does
+    /// not have the priority, no live process that serves the tier has a handler for the task, or the tier has no delay queues
+    /// and the map's tier has; as every use of the database.
+    pub fn override_task(&self, task: &str) -> Overriding {
+        Overriding::new(self, vec![Target::Task(task.to_owned())])
+    }
+
+    /// Overrides several tasks, as [`override_task`](Self::override_task) does one, all of them or none. At most 500.
+    pub fn override_tasks<T: Into<String>>(
+        &self,
+        tasks: impl IntoIterator<Item = T>,
+    ) -> Overriding {
+        let tasks: BTreeSet<String> = tasks.into_iter().map(Into::into).collect();
+        Overriding::new(self, tasks.into_iter().map(Target::Task).collect())
+    }
+
+    /// Overrides all tasks whose names begin like this, such as `calendar.`, as [`override_task`](Self::override_task) does
+    /// one. A longer prefix counts before a shorter one.
+    pub fn override_prefix(&self, prefix: &str) -> Overriding {
+        Overriding::new(self, vec![Target::Prefix(prefix.to_owned())])
+    }
+
+    /// Ends the override of a task. One of a prefix that it begins with counts then, if there is any.
+    pub fn end_override_task(&self, task: &str) -> Change {
+        Change::end(self, Target::Task(task.to_owned()), "override")
+    }
+
+    /// Ends the override of a prefix. Overrides of its tasks stay.
+    pub fn end_override_prefix(&self, prefix: &str) -> Change {
+        Change::end(self, Target::Prefix(prefix.to_owned()), "override")
+    }
+
     /// The changes that are in force, in the order in which they were made.
     ///
     /// # Errors
@@ -132,6 +214,29 @@ impl Control {
         };
         self.database
             .within(STATEMENT_LIMIT, "read the controls", reading)
+            .await
+    }
+
+    /// The workers and relays of the app that have its database, the oldest first.
+    ///
+    /// ```no_run
+    /// # async fn example(control: tierline::control::Control) -> Result<(), tierline::Error> {
+    /// for process in control.processes().await? {
+    ///     let state = if process.is_alive { "lives" } else { "is silent" };
+    ///     println!("{} {} {state}", process.name, process.version);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As every use of the database.
+    pub async fn processes(&self) -> Result<Vec<Process>, Error> {
+        let reading = async {
+            let mut connection = self.database.pool().acquire().await?;
+            processes(&mut connection, &self.topology).await
+        };
+        self.database
+            .within(STATEMENT_LIMIT, "list the processes", reading)
             .await
     }
 

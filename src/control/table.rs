@@ -12,8 +12,10 @@ use super::snapshot::{Override, PastPause, PauseTarget, Snapshot};
 use crate::postgres::{PgConnection, Time};
 use crate::topology::Topology;
 
-/// How long a change is remembered that has ended.
+/// How long a pause is remembered that has ended. Other changes need not be; the audit log has all of them.
 const REMEMBERED: Duration = Duration::from_secs(32 * 86_400);
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// What the database has said.
 pub(super) struct Loaded {
@@ -24,7 +26,6 @@ pub(super) struct Loaded {
 
 /// A row of the table.
 pub(super) struct StoredControl {
-    pub(super) id: i64,
     pub(super) entry: ControlEntry,
     /// Whether it has ended.
     is_over: bool,
@@ -42,16 +43,14 @@ pub(super) async fn load(
         next_end: None,
     };
     // Many apps have a database that they have not migrated yet: each poll would be an error in its log.
-    let is_migrated: bool =
-        sqlx::query_scalar("SELECT to_regclass('tierline.controls') IS NOT NULL")
-            .fetch_one(&mut *connection)
-            .await?;
-    if !is_migrated {
+    if !is_migrated(connection).await? {
         return Ok(loaded);
     }
     let waits = topology.tiers().iter().flat_map(|tier| {
         let promotion = tier.promote.as_ref().map(|rule| rule.after);
-        tier.ttl.into_iter().chain(promotion)
+        // A start within the SLO of a tier is found out also after several pauses.
+        let slo = tier.slo.map(|slo| slo.max(DAY));
+        tier.ttl.into_iter().chain(promotion).chain(slo)
     });
     let longest = waits.max().unwrap_or_default().min(REMEMBERED);
     let rows = read_since(connection, topology.app(), longest).await?;
@@ -62,15 +61,20 @@ pub(super) async fn load(
             let end = now.checked_add(end);
             loaded.next_end = [loaded.next_end, end].into_iter().flatten().min();
         }
-        apply(&mut loaded.snapshot, topology, stored);
+        apply(&mut loaded.snapshot, topology, stored.entry, stored.is_over);
     }
-    let prefixes = &mut loaded.snapshot.prefix_overrides;
-    prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+    loaded.snapshot.sort();
     Ok(loaded)
 }
 
-fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
-    let StoredControl { entry, is_over, .. } = stored;
+/// Whether the table is there.
+pub(super) async fn is_migrated(connection: &mut PgConnection<'_>) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("SELECT to_regclass('tierline.controls') IS NOT NULL")
+        .fetch_one(connection)
+        .await
+}
+
+fn apply(snapshot: &mut Snapshot, topology: &Topology, entry: ControlEntry, is_over: bool) {
     let ControlEntry {
         target,
         setting,
@@ -113,6 +117,16 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, stored: StoredControl) {
         }
         _ => {}
     }
+}
+
+/// What these changes, which are in force, mean together.
+pub(super) fn snapshot_of(topology: &Topology, entries: &[ControlEntry]) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    for entry in entries {
+        apply(&mut snapshot, topology, entry.clone(), false);
+    }
+    snapshot.sort();
+    snapshot
 }
 
 /// The changes in force, and the pauses that have ended within this time, in the order in which they were made.
@@ -158,7 +172,6 @@ fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
     let Time(since) = row.try_get("since")?;
     let until: Option<Time> = row.try_get("until")?;
     Ok(Some(StoredControl {
-        id: row.try_get("id")?,
         entry: ControlEntry {
             target,
             setting,
@@ -190,7 +203,8 @@ pub(super) async fn end(
     target: &Target,
 ) -> Result<Option<ControlEntry>, sqlx::Error> {
     sqlx::query(
-        "DELETE FROM tierline.controls WHERE app = $1 AND until < clock_timestamp() - make_interval(secs => $2)",
+        "DELETE FROM tierline.controls WHERE app = $1 AND until < clock_timestamp() - \
+            CASE WHEN kind = 'pause' THEN make_interval(secs => $2) ELSE interval '0' END",
     )
     .bind(app)
     .bind(REMEMBERED.as_secs_f64())
@@ -215,16 +229,24 @@ pub(super) async fn end(
     }
 }
 
-/// Puts a change in force, for `length` or until somebody ends it.
+/// Who makes a change, why, and for how long; `None`: until somebody ends it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reason<'a> {
+    pub(super) who: &'a str,
+    pub(super) why: &'a str,
+    pub(super) length: Option<Duration>,
+}
+
+/// Puts a change in force. `stored` is its setting, with what else is to be known of it in the database.
 pub(super) async fn begin(
     connection: &mut PgConnection<'_>,
     app: &str,
     target: &Target,
     setting: &Setting,
-    who: &str,
-    why: &str,
-    length: Option<Duration>,
+    stored: &Value,
+    reason: Reason<'_>,
 ) -> Result<ControlEntry, sqlx::Error> {
+    let Reason { who, why, length } = reason;
     let row = sqlx::query(
         "INSERT INTO tierline.controls (app, kind, target_kind, target, setting, who, why, until) \
          VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7, clock_timestamp() + make_interval(secs => $8)) RETURNING since, until",
@@ -233,7 +255,7 @@ pub(super) async fn begin(
     .bind(setting.kind())
     .bind(target.kind())
     .bind(target.name())
-    .bind(setting.to_json().to_string())
+    .bind(stored.to_string())
     .bind(who)
     .bind(why)
     .bind(length.map(|it| it.as_secs_f64()))

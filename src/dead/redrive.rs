@@ -19,8 +19,8 @@ use super::{DeadLetters, State};
 use crate::error::{DatabaseError, DeadLetterError, PublishError};
 use crate::message::{Message, Redriven, properties};
 use crate::postgres::Time;
-use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing};
-use crate::route::{self, RouteRequest, Servers};
+use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing, Publisher};
+use crate::route::{self, RouteRequest};
 use crate::task::Receipt;
 use crate::topology::Topology;
 use crate::{Error, TaskId};
@@ -77,6 +77,8 @@ impl DeadLetters {
 
     async fn redrive_one(&self, id: i64) -> Result<Receipt, Error> {
         let publisher = self.publisher()?;
+        let deadline = Instant::now() + DEFAULT_DEADLINE;
+        publisher.until_overrides_are_known(deadline).await;
         let token = uuid::Uuid::now_v7().to_string();
         let mut query = self.claim(&token);
         query.push(" AND id = ").push_bind(id);
@@ -96,7 +98,7 @@ impl DeadLetters {
                 problem: problem.into(),
             }));
         };
-        let prepared = prepare(&self.topology, publisher.servers(), claimed, &self.who);
+        let prepared = prepare(&self.topology, publisher, claimed, &self.who);
         let (letter, task, tier) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -105,6 +107,7 @@ impl DeadLetters {
             }
         };
         let deadline = Instant::now() + DEFAULT_DEADLINE;
+        publisher.until_overrides_are_known(deadline).await;
         if let Err(error) = publisher.forward(letter, &task, deadline).await {
             self.give_back(&token, &[id]).await?;
             return Err(error);
@@ -180,11 +183,10 @@ impl DeadLetters {
     /// Publishes claimed rows concurrently, and returns the result of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
-        let servers = publisher.servers();
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;
-            let (letter, task, _) = match prepare(&self.topology, servers, claimed, &self.who) {
+            let (letter, task, _) = match prepare(&self.topology, publisher, claimed, &self.who) {
                 Ok(prepared) => prepared,
                 Err(error) => return (id, Sent::Refused(error)),
             };
@@ -280,7 +282,7 @@ impl Claimed {
 /// The message that a row becomes, with its destination, its id and its tier.
 fn prepare(
     topology: &Topology,
-    servers: Servers,
+    publisher: &Publisher,
     claimed: Claimed,
     who: &str,
 ) -> Result<(Outgoing, TaskId, String), Error> {
@@ -299,7 +301,9 @@ fn prepare(
         tier: &claimed.tier,
         priority: message.priority,
     };
-    let route = route::destination(topology, servers, &message.task, origin, Duration::ZERO);
+    let overridden = publisher.override_of(&message.task);
+    let (overridden, servers, task) = (overridden.as_ref(), publisher.servers(), &message.task);
+    let route = route::destination(topology, overridden, servers, task, origin, Duration::ZERO);
     let route = route.map_err(|error| match error {
         Error::Publish(PublishError::UnmappedTask { task }) => refused(format!(
             "its task `{task}` is not mapped to a tier: add it to [tasks] in the map"

@@ -220,7 +220,11 @@ impl Message {
         if self.id.as_str().is_empty() || self.id.as_str().len() > LONGEST {
             return refuse(format!("its id must have 1 to {LONGEST} bytes"));
         }
-        if self.limit_key.as_ref().is_some_and(|key| key.len() > MAX_LIMIT_KEY) {
+        if self
+            .limit_key
+            .as_ref()
+            .is_some_and(|key| key.len() > MAX_LIMIT_KEY)
+        {
             return refuse(format!("its limit_key may have {MAX_LIMIT_KEY} bytes"));
         }
         for name in self.headers.keys() {

@@ -11,7 +11,7 @@
 //! `prepare` turns a request into a message with its destination. `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
 //! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
 //! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
-//! `many` publishes a stream of requests with a window of unconfirmed messages. `rows` is the way into tiers in Postgres.
+//! `many` publishes a stream of requests with a window of unconfirmed messages, `outcome` says how each ended. `rows` is the way into tiers in Postgres.
 
 mod attempt;
 mod confirm_channel;
@@ -19,6 +19,7 @@ mod connection;
 pub(crate) mod error;
 mod lookup;
 mod many;
+mod outcome;
 mod outgoing;
 mod pool;
 mod pools;
@@ -40,6 +41,7 @@ use tokio_util::task::TaskTracker;
 use crate::amqp::{Connection, QueueState};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
+use crate::control::{KnownControls, Override};
 use crate::observe::Observers;
 use crate::route::Servers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
@@ -90,9 +92,12 @@ struct Inner {
     /// What inserts rows, if the app has a database.
     #[cfg(feature = "postgres")]
     rows: Option<RowWriters>,
+    /// The overrides in force.
+    controls: KnownControls,
     /// How the names of the exchanges begin in which delays wait that are longer than a tier's own queues reach.
     long_delays: String,
     trace: TraceContext,
+    observers: Observers,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
 }
@@ -144,10 +149,11 @@ impl Publisher {
         from: Connections,
         connections: usize,
         #[cfg(feature = "postgres")] rows: Option<RowWriters>,
+        controls: KnownControls,
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
-        let pools = Pools::new(&topology, from, connections, observers);
+        let pools = Pools::new(&topology, from, connections, observers.clone());
         Self {
             inner: Arc::new(Inner {
                 lookups: QueueLookups::new(&topology),
@@ -156,7 +162,9 @@ impl Publisher {
                 pools,
                 #[cfg(feature = "postgres")]
                 rows,
+                controls,
                 trace,
+                observers,
                 under_way: TaskTracker::new(),
             }),
         }
@@ -256,6 +264,7 @@ impl Publisher {
             _under_way: under_way,
             outgoing,
             id: id.clone(),
+            begin: Instant::now(),
             deadline,
             patience,
         };
@@ -300,6 +309,17 @@ impl Publisher {
         self.inner.servers(self.broker_version())
     }
 
+    /// Waits until the overrides in force are known, as long as a publish with this deadline would.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn until_overrides_are_known(&self, deadline: Instant) {
+        self.inner.controls.loaded_for(deadline).await;
+    }
+
+    /// The override of a task that is in force.
+    pub(crate) fn override_of(&self, task: &str) -> Option<Override> {
+        self.inner.controls.override_of(task)
+    }
+
     /// Publishes many tasks, with up to a thousand unconfirmed at once, and yields their outcomes in
     /// the order of the requests. Only unconfirmed messages are held in memory.
     pub(crate) fn publish_many<S>(
@@ -326,12 +346,12 @@ impl Publisher {
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
         Box::pin(async move {
-            let attempt = match self.inner.broker_for(&request) {
+            let attempt = match self.inner.broker_now(&request) {
                 Broker::Ready(version) => self.inner.prepare(request, version)?,
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };
             let sent = self.inner.send_until_confirmed(&attempt).await;
-            Inner::receipt(attempt, sent)
+            self.inner.receipt(attempt, sent)
         })
     }
 

@@ -17,8 +17,18 @@ use crate::topology::Version;
 use crate::{Error, TaskId};
 
 impl Inner {
+    /// What is known of the broker, if the overrides in force are known too.
+    pub(super) fn broker_now(&self, request: &PublishRequest) -> Broker {
+        match self.controls.is_awaited() {
+            true => {
+                Broker::NotReady("the database has not said which overrides are in force".into())
+            }
+            false => self.broker_for(request),
+        }
+    }
+
     /// What is known of the broker. A task that becomes a row needs none.
-    pub(super) fn broker_for(&self, request: &PublishRequest) -> Broker {
+    fn broker_for(&self, request: &PublishRequest) -> Broker {
         match self.pools.broker() {
             Broker::NotReady(cause) => match self.route(request, ASSUMED_VERSION) {
                 Ok(route) if matches!(route.address, Address::Row { .. }) => {
@@ -44,22 +54,42 @@ impl Inner {
         }
     }
 
-    /// Turns a request into a message with its destination and deadline, once the broker's version is known. A
+    /// Turns a request into a message with its destination and deadline, once the overrides in force, and the broker's
+    /// version if it goes there, are known. A
     /// request that cannot be published on any broker fails at once.
     pub(super) async fn prepare_when_ready(
         &self,
         request: PublishRequest,
     ) -> Result<PublishAttempt, Error> {
-        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
-        self.route(&request, ASSUMED_VERSION)?;
-        let deadline = deadline(&request);
-        let id = request.id.clone().unwrap_or_else(TaskId::random);
-        let version = self.until_ready(&id, deadline).await?;
+        let begin = Instant::now();
+        let deadline = deadline(&request, begin);
+        let version = self.refused(
+            self.announce(&request.task, begin),
+            self.version_when_ready(&request, deadline).await,
+        )?;
         let attempt = self.prepare(request, version)?;
         Ok(PublishAttempt {
+            begin,
             deadline,
             ..attempt
         })
+    }
+
+    async fn version_when_ready(
+        &self,
+        request: &PublishRequest,
+        deadline: Instant,
+    ) -> Result<Version, Error> {
+        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
+        self.route(request, ASSUMED_VERSION)?;
+        self.controls.loaded_for(deadline).await;
+        match self.broker_for(request) {
+            Broker::Ready(version) => Ok(version),
+            Broker::NotReady(_) => {
+                let id = request.id.clone().unwrap_or_else(TaskId::random);
+                self.until_ready(&id, deadline).await
+            }
+        }
     }
 
     /// Waits until the app's queues are there, and gives the broker's version.
@@ -75,14 +105,25 @@ impl Inner {
     /// Turns a request into a message with its destination and deadline.
     pub(super) fn prepare(
         &self,
+        request: PublishRequest,
+        broker: Version,
+    ) -> Result<PublishAttempt, Error> {
+        let begin = Instant::now();
+        let announced = self.announce(&request.task, begin);
+        self.refused(announced, self.attempt(request, broker, begin))
+    }
+
+    fn attempt(
+        &self,
         mut request: PublishRequest,
         broker: Version,
+        begin: Instant,
     ) -> Result<PublishAttempt, Error> {
         let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
-        let deadline = deadline(&request);
+        let deadline = deadline(&request, begin);
         let patience = match request.once {
             true => Patience::UnlessLost,
             false => Patience::Full,
@@ -91,6 +132,7 @@ impl Inner {
         Ok(PublishAttempt {
             outgoing,
             id,
+            begin,
             deadline,
             patience,
             _under_way: under_way,
@@ -109,16 +151,6 @@ impl Inner {
         }
     }
 
-    /// The outcome for the caller of a publish.
-    pub(super) fn receipt(
-        attempt: PublishAttempt,
-        sent: Result<Confirmed, Error>,
-    ) -> Result<Receipt, Error> {
-        let confirmed = sent?;
-        let tier = attempt.outgoing.tier();
-        Ok(confirmed.receipt(Receipt::new(attempt.id, tier, SystemTime::now())))
-    }
-
     /// The destination of a request, whose size is checked too.
     pub(super) fn route(
         &self,
@@ -135,7 +167,10 @@ impl Inner {
     /// Whether a task has a limit per key, which only rows can heed. Without a database the task goes to the broker, and its
     /// worker makes it a row.
     fn is_limited_per_key(&self, task: &str) -> bool {
-        let limit = self.topology.task(task).and_then(|task| task.limit.as_ref());
+        let limit = self
+            .topology
+            .task(task)
+            .and_then(|task| task.limit.as_ref());
         self.has_database() && limit.is_some_and(|limit| limit.per.is_some())
     }
 
@@ -148,7 +183,9 @@ impl Inner {
         let (topology, task) = (&self.topology, &request.task);
         let delay = request.delay.unwrap_or_default();
         let servers = self.servers(broker);
-        let route = route::destination(topology, servers, task, route_request, delay)?;
+        let overridden = self.controls.override_of(task);
+        let overridden = overridden.as_ref();
+        let route = route::destination(topology, overridden, servers, task, route_request, delay)?;
         route::check_size(topology, task, &request.payload)?;
         Ok(route)
     }
@@ -211,9 +248,9 @@ impl Confirmed {
     }
 }
 
-/// When a publish has to be confirmed.
-pub(super) fn deadline(request: &PublishRequest) -> Instant {
+/// When a publish that was called at `begin` has to be confirmed.
+pub(super) fn deadline(request: &PublishRequest, begin: Instant) -> Instant {
     let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
     // A limit that no clock can hold would overflow it.
-    Instant::now() + limit.min(LONGEST_DEADLINE)
+    begin + limit.min(LONGEST_DEADLINE)
 }

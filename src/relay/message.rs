@@ -18,7 +18,7 @@ pub(super) struct Relayed {
     pub(super) is_own_tier: bool,
 }
 
-/// The message of a row, as the map says today; else what follows on the row, which cannot be published.
+/// The message of a row, as the map and its overrides say now; else what follows on the row, which cannot be published.
 pub(super) fn relayed(settings: &ConsumerSettings, received: &Received) -> Result<Relayed, Next> {
     let Ok(message) = received.message() else {
         return Err(unreadable(received));
@@ -28,7 +28,7 @@ pub(super) fn relayed(settings: &ConsumerSettings, received: &Received) -> Resul
     }
     match outgoing(settings, received, message) {
         Ok(Some(relayed)) => Ok(relayed),
-        // The map has moved the task to a tier in Postgres.
+        // The map, or an override, has moved the task to a tier in Postgres.
         Ok(None) => Err(Next::Later {
             message: Box::new(message.clone()),
             after: Duration::ZERO,
@@ -57,7 +57,10 @@ fn outgoing(
         false => RouteRequest::Retry { tier, priority },
     };
     let (topology, servers) = (&settings.topology, settings.publisher.servers());
-    let route = route::destination(topology, servers, &message.task, request, Duration::ZERO)?;
+    let task = &message.task;
+    let overridden = settings.controls.override_of(task);
+    let overridden = overridden.as_ref();
+    let route = route::destination(topology, overridden, servers, task, request, Duration::ZERO)?;
     if let Address::Row { .. } = route.address {
         return Ok(None);
     }

@@ -97,6 +97,7 @@ impl Relay {
         } = self;
         parts.publisher.check_open("start a relay")?;
         let tiers = relayed_tiers(&parts.topology, tiers)?;
+        parts.controls.loaded().await;
         let keep_marks = parts.keep_marks;
         let consumer = Arc::new(parts.consumer_settings(Arc::default(), DEFAULT_CRASH_BUDGET));
         let rows = RowSettings::of_relay(&consumer, &database, &tiers, LEASE, keep_marks);

@@ -49,7 +49,7 @@ fn route_on(
     request: RouteRequest<'_>,
     delay: Duration,
 ) -> Result<Destination, Error> {
-    destination(&topology(), on(version), task, request, delay)
+    destination(&topology(), None, on(version), task, request, delay)
 }
 
 fn route(task: &str, request: RouteRequest<'_>) -> Destination {
@@ -110,7 +110,7 @@ fn a_tier_in_postgres_takes_rows_with_any_delay_and_its_own_priorities() {
             address: Address::Row { after: year },
             priority,
         };
-        let found = destination(&topology, oldest, "mail", request, year);
+        let found = destination(&topology, None, oldest, "mail", request, year);
         assert_eq!(found.unwrap(), expected, "{request:?}");
     }
 }
@@ -166,7 +166,7 @@ fn with_a_database_a_delay_above_27_minutes_is_a_row_of_its_tier() {
     let topology = topology();
     for request in [publish(None), retry("urgent", 8), redrive("urgent", 8)] {
         let is_row = delays.map(|delay| {
-            let routed = destination(&topology, with_database(), "otp", request, delay);
+            let routed = destination(&topology, None, with_database(), "otp", request, delay);
             let routed = routed.unwrap();
             assert_eq!((routed.tier.as_str(), routed.priority), ("urgent", 8));
             routed.address == Address::Row { after: delay }
@@ -174,7 +174,14 @@ fn with_a_database_a_delay_above_27_minutes_is_a_row_of_its_tier() {
         assert_eq!(is_row, [false, true, true], "{request:?}");
     }
     let hour = Duration::from_secs(3_600);
-    let mail = destination(&topology, with_database(), "mail", publish(None), hour);
+    let mail = destination(
+        &topology,
+        None,
+        with_database(),
+        "mail",
+        publish(None),
+        hour,
+    );
     assert_eq!(mail.unwrap().priority, UNORDERED_PRIORITY);
 }
 
@@ -183,7 +190,14 @@ fn a_map_with_long_delays_has_them_in_the_broker_up_to_30_days() {
     let topology = Topology::parse(MAP.replace("[broker]", "[broker]\nlong_delays = true"));
     let topology = topology.unwrap();
     let address = |delay| {
-        let routed = destination(&topology, with_database(), "otp", publish(None), delay);
+        let routed = destination(
+            &topology,
+            None,
+            with_database(),
+            "otp",
+            publish(None),
+            delay,
+        );
         routed.unwrap().address
     };
     let Address::Exchange { exchange, .. } = address(delay::MAX_DELAY) else {
@@ -202,7 +216,7 @@ fn a_row_that_runs_again_stays_a_row_unless_its_tier_has_left_postgres() {
     };
     let route = |map: &str, delay| {
         let topology = Topology::parse(map).unwrap();
-        let routed = destination(&topology, with_database(), "otp", again, delay);
+        let routed = destination(&topology, None, with_database(), "otp", again, delay);
         routed.unwrap()
     };
     for after in [Duration::ZERO, Duration::from_secs(1)] {
@@ -223,7 +237,7 @@ fn each_generation_of_a_tier_has_a_routing_key_of_its_own() {
     let topology = Topology::parse(map).unwrap();
     let newest = on("4.3.6");
     let route = |delay| {
-        let routed = destination(&topology, newest, "otp", publish(None), delay);
+        let routed = destination(&topology, None, newest, "otp", publish(None), delay);
         routed.unwrap().address
     };
     assert_eq!(route(Duration::ZERO), exchange("shop.tasks", "urgent:g2"));
@@ -244,7 +258,7 @@ fn a_tier_without_delays_takes_a_message_at_once_or_not_at_all() {
     let topology = Topology::parse(map).unwrap();
     let newest = on("4.3.6");
     for request in [publish(None), retry("urgent", 5), redrive("urgent", 5)] {
-        let route = |delay| destination(&topology, newest, "otp", request, delay);
+        let route = |delay| destination(&topology, None, newest, "otp", request, delay);
         assert_eq!(
             route(Duration::ZERO).unwrap().address,
             exchange("shop.tasks", "urgent")
@@ -337,4 +351,103 @@ fn a_payload_may_have_the_size_that_the_map_gives_and_no_more() {
     assert!(
         matches!(refused, Err(Error::Publish(PublishError::TooLarge { size, limit, .. })) if (size, limit) == expected)
     );
+}
+
+fn overridden(tier: Option<&str>, priority: Option<u8>) -> Override {
+    Override {
+        tier: tier.map(str::to_owned),
+        priority,
+    }
+}
+
+/// The tier and the priority of a message that is due now.
+fn under(of: &Override, task: &str, request: RouteRequest<'_>) -> (String, u8) {
+    let routed = destination(
+        &topology(),
+        Some(of),
+        on("4.3.6"),
+        task,
+        request,
+        Duration::ZERO,
+    );
+    let routed = routed.unwrap();
+    (routed.tier, routed.priority)
+}
+
+#[test]
+fn an_override_is_where_publishes_retries_and_redrives_go() {
+    let of = overridden(Some("ranked"), None);
+    let (tier, priority) = ("urgent", 8);
+    for request in [
+        publish(None),
+        RouteRequest::Retry { tier, priority },
+        RouteRequest::Redrive { tier, priority },
+    ] {
+        assert_eq!(
+            under(&of, "otp", request),
+            ("ranked".into(), 8),
+            "{request:?}"
+        );
+    }
+    // What an operator moved by itself stays.
+    let moved = RouteRequest::Moved { tier, priority };
+    assert_eq!(under(&of, "otp", moved), ("urgent".into(), 8));
+    // What is there already keeps its priority.
+    let again = RouteRequest::Retry {
+        tier: "ranked",
+        priority: 3,
+    };
+    assert_eq!(under(&of, "otp", again), ("ranked".into(), 3));
+    assert_eq!(
+        tier_of(&topology(), Some(&of), "otp").unwrap().name,
+        "ranked"
+    );
+    assert_eq!(tier_of(&topology(), None, "otp").unwrap().name, "urgent");
+    assert!(tier_of(&topology(), Some(&of), "nobody").is_none());
+}
+
+#[test]
+fn the_priority_of_an_override_counts_before_all_others_as_far_as_the_tier_has_it() {
+    let of = overridden(None, Some(3));
+    assert_eq!(under(&of, "otp", publish(Some(9))), ("urgent".into(), 3));
+    let again = RouteRequest::Retry {
+        tier: "urgent",
+        priority: 8,
+    };
+    assert_eq!(under(&of, "otp", again).1, 3);
+    let of = overridden(Some("plain"), Some(3));
+    assert_eq!(
+        under(&of, "otp", publish(None)),
+        ("plain".into(), UNORDERED_PRIORITY)
+    );
+    let of = overridden(Some("urgent"), Some(200));
+    assert_eq!(under(&of, "ping", publish(None)), ("urgent".into(), 10));
+}
+
+#[test]
+fn a_publisher_may_ask_for_the_priorities_of_the_maps_tier_under_an_override_too() {
+    let of = overridden(Some("plain"), None);
+    assert_eq!(under(&of, "otp", publish(Some(9))).1, UNORDERED_PRIORITY);
+    let of = overridden(Some("urgent"), None);
+    assert_eq!(under(&of, "report", publish(Some(20))).1, 10);
+    // A task without priorities has that of a task that asks for none.
+    assert_eq!(under(&of, "ping", publish(None)).1, 5);
+    let (topology, servers) = (topology(), on("4.3.6"));
+    let refused = destination(
+        &topology,
+        Some(&of),
+        servers,
+        "ping",
+        publish(Some(1)),
+        Duration::ZERO,
+    );
+    let Err(Error::Publish(PublishError::InvalidPriority { highest: None, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+}
+
+#[test]
+fn an_override_to_a_tier_that_this_map_does_not_have_is_none() {
+    let of = overridden(Some("gone"), None);
+    assert_eq!(under(&of, "otp", publish(None)), ("urgent".into(), 8));
 }

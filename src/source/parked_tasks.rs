@@ -13,7 +13,10 @@ pub(crate) struct ParkedTasks {
     tasks: Mutex<HashSet<(String, String)>>,
 }
 
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "rows are in Postgres"))]
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "rows are in Postgres")
+)]
 impl ParkedTasks {
     pub(crate) fn insert(&self, tier: &str, task: &str) {
         let mut tasks = self.tasks();

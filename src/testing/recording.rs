@@ -164,7 +164,8 @@ impl RecordingPublisher {
             has_database: true,
         };
         let delay = request.delay.unwrap_or_default();
-        let route = route::destination(topology, servers, &request.task, route_request, delay)?;
+        let task = &request.task;
+        let route = route::destination(topology, None, servers, task, route_request, delay)?;
         route::check_size(topology, &request.task, &request.payload)?;
         let (tier, priority) = (&route.tier, route.priority);
         Ok(Message::first(request, tier, priority, self.timeline.now()))

@@ -196,9 +196,14 @@ impl Tier {
         }
     }
 
+    /// The priority of a task that asks for none.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn usual_priority(&self) -> u8 {
+        self.priority(None)
+    }
+
     /// The priorities that tasks of another tier may have in this one. The nearest of them is that of a task that moves
     /// here.
-    #[cfg(feature = "postgres")]
     pub(crate) fn priorities_from(&self, other: &Tier) -> RangeInclusive<u8> {
         match (other.home.max_priority(), self.home.max_priority()) {
             (Some(_), Some(highest)) => 0..=highest,

@@ -1,9 +1,14 @@
-//! Refuses, before anything is begun, a worker whose limits cannot hold.
+//! Refuses, before anything is begun, a worker whose limits cannot hold. Overrides at run time refuse no worker: what they
+//! make of its limits is a warning.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::Error;
+use crate::control::Snapshot;
 use crate::error::{LimitsTooLong, WorkerError};
 use crate::task::{Registration, Registry};
-use crate::topology::{MappedTask, Tier, Topology};
+use crate::topology::{Group, MappedTask, Tier, Topology};
 
 /// The groups to serve, each once and in the order given.
 ///
@@ -34,11 +39,9 @@ pub(super) fn check(
                 continue;
             };
             let timeout = registration.options().timeout;
-            let in_hand = timeout.saturating_mul(group.prefetch.into());
-            // A lease is extended for as long as it takes. But a task from the queue of before the move has none.
             let tier = topology.tier(&task.tier);
-            let has_ack_timeout = tier.is_some_and(Tier::uses_broker);
-            if has_ack_timeout && group.tiers.contains(&task.tier) && in_hand >= ack_timeout {
+            let is_too_long = tier.is_some_and(|it| is_too_long(topology, timeout, group, it));
+            if is_too_long && group.tiers.contains(&task.tier) {
                 return Err(Error::Worker(WorkerError::LimitsTooLong(Box::new(
                     LimitsTooLong {
                         task: registration.name(),
@@ -79,4 +82,153 @@ fn check_retries(topology: &Topology, registry: &Registry, tier: &str) -> Result
         tier: tier.into(),
         tasks: tasks.join(", ").into(),
     }))
+}
+
+/// Whether a message of a tier could wait prefetched, and then run, for longer than the broker waits for its
+/// acknowledgement. A lease is extended for as long as it takes. But a task from the queue of before the move has none.
+fn is_too_long(topology: &Topology, timeout: Duration, group: &Group, tier: &Tier) -> bool {
+    let in_hand = timeout.saturating_mul(group.prefetch.into());
+    tier.uses_broker() && in_hand >= topology.broker().ack_timeout
+}
+
+/// What is wrong with the overrides in force that lead to these groups, for a worker with these handlers.
+pub(super) fn check_overrides(
+    topology: &Topology,
+    controls: &Snapshot,
+    registry: &Registry,
+    groups: &[String],
+) -> Vec<String> {
+    /// The tasks of a tier of one group, by what is wrong with them.
+    #[derive(Default)]
+    struct Wrong<'t> {
+        unhandled: Vec<&'t str>,
+        too_long: Vec<&'t str>,
+        undelayed: Vec<&'t str>,
+    }
+    let mut wrong: BTreeMap<(&str, &str), Wrong<'_>> = BTreeMap::new();
+    let groups = groups.iter().filter_map(|name| topology.group(name));
+    for (group, name) in groups.flat_map(|it| it.tiers.iter().map(move |tier| (it, tier))) {
+        let Some(tier) = topology.tier(name) else {
+            continue;
+        };
+        for task in topology.tasks() {
+            let overridden = controls.override_of(&task.name);
+            let other = overridden.and_then(|it| it.tier.as_ref());
+            if other != Some(name) || task.tier == *name {
+                continue;
+            }
+            let wrong = wrong.entry((group.name.as_str(), name)).or_default();
+            let Some(registration) = registry.get(&task.name) else {
+                wrong.unhandled.push(&task.name);
+                continue;
+            };
+            let options = registration.options();
+            if is_too_long(topology, options.timeout, group, tier) {
+                wrong.too_long.push(&task.name);
+            }
+            if !tier.delays && tier.home.is_on_broker() && options.retry.retries > 0 {
+                wrong.undelayed.push(&task.name);
+            }
+        }
+    }
+    let mut warnings = Vec::new();
+    for ((group, tier), wrong) in wrong {
+        let mut warn = |tasks: &[&str], problem: &str| {
+            if !tasks.is_empty() {
+                let tasks = tasks.join(", ");
+                warnings.push(format!(
+                    "overrides send these tasks to tier {tier} of group {group}: {tasks}; {problem}"
+                ));
+            }
+        };
+        warn(
+            &wrong.unhandled,
+            "this worker has no handler for them and makes dead letters of them; deploy the handlers, or end the overrides",
+        );
+        warn(
+            &wrong.too_long,
+            "with the group's prefetch, their timeouts reach the broker's ack timeout; lower the prefetch, or end the overrides",
+        );
+        warn(
+            &wrong.undelayed,
+            "the tier has no delay queues, so their retries become dead letters; end the overrides, or give the tier delays",
+        );
+    }
+    warnings
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+    use crate::control::Override;
+    use crate::task::{Task, TaskOptions};
+
+    #[derive(Serialize, Deserialize)]
+    struct Export;
+
+    impl Task for Export {
+        const NAME: &'static str = "report.export";
+    }
+
+    const MAP: &str = r#"
+        app = "shop"
+        [tiers.high]
+        queue = "quorum"
+        delays = false
+        [tiers.low]
+        queue = "postgres"
+        [groups.urgent]
+        tiers = ["high"]
+        concurrency = 1
+        prefetch = 4
+        [groups.bulk]
+        tiers = ["low"]
+        concurrency = 1
+        [tasks]
+        "report.export" = "low"
+        "report.send" = "low"
+    "#;
+
+    #[test]
+    fn a_worker_says_which_overridden_tasks_it_cannot_run_as_they_are() {
+        let topology = Topology::parse(MAP).unwrap();
+        let mut registry = Registry::new();
+        let options = TaskOptions::default().timeout("25m").retries(3);
+        let registered = registry.register_with::<Export, _>(|_: Export| async {}, options);
+        registered.unwrap();
+        let groups = ["urgent".to_owned(), "bulk".to_owned()];
+        let check = |controls: &Snapshot| check_overrides(&topology, controls, &registry, &groups);
+        assert_eq!(check(&Snapshot::default()), Vec::<String>::new());
+        let to = Override {
+            tier: Some("high".to_owned()),
+            priority: None,
+        };
+        let warnings = check(&Snapshot::of_prefix("report.", to));
+        let begin = "overrides send these tasks to tier high of group urgent: ";
+        let tasks: Vec<_> = warnings
+            .iter()
+            .filter_map(|it| it.strip_prefix(begin))
+            .collect();
+        let is_about = |warning: &str, task: &str, what: &str| {
+            warning.starts_with(&format!("{task}; ")) && warning.contains(what)
+        };
+        assert_eq!(tasks.len(), 3, "{warnings:?}");
+        assert!(
+            is_about(tasks[0], "report.send", "no handler"),
+            "{}",
+            tasks[0]
+        );
+        assert!(
+            is_about(tasks[1], "report.export", "ack timeout"),
+            "{}",
+            tasks[1]
+        );
+        assert!(
+            is_about(tasks[2], "report.export", "dead letters"),
+            "{}",
+            tasks[2]
+        );
+    }
 }

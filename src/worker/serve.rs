@@ -5,14 +5,14 @@ use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join, join3};
+use futures_util::future::{BoxFuture, join, join4};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::check::check;
+use super::check::{check, check_overrides};
 use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
@@ -25,13 +25,17 @@ use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
+#[cfg(feature = "postgres")]
+use crate::rollup::Recorder;
 use crate::secret::Secret;
 use crate::service::{Service, Termination};
 use crate::source::Suspects;
 use crate::source::amqp::{ConsumerSettings, reroute};
 #[cfg(feature = "postgres")]
 use crate::source::postgres::RowSettings;
-use crate::task::{CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
+use crate::task::{
+    CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registration, Registry,
+};
 use crate::topology::duration::Unreadable;
 use crate::topology::{self, Tier, Topology};
 
@@ -70,6 +74,8 @@ pub(crate) struct WorkerParts {
     /// How long completion marks are kept.
     #[cfg(feature = "postgres")]
     pub(crate) keep_marks: Duration,
+    #[cfg(feature = "postgres")]
+    pub(crate) recorder: Option<Recorder>,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
     pub(crate) middleware: Arc<MiddlewareChains>,
     pub(crate) data: Arc<Data>,
@@ -100,6 +106,12 @@ impl WorkerParts {
             observers: self.observers.clone(),
             worker: worker_name(),
             version: self.version.clone(),
+            handlers: self
+                .registry
+                .iter()
+                .flat_map(|it| it.iter())
+                .map(Registration::name)
+                .collect(),
             may_declare: self.may_declare,
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,
@@ -196,6 +208,9 @@ impl Worker {
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         parts.controls.loaded().await;
+        for warning in check_overrides(&parts.topology, &parts.controls.now(), &registry, &groups) {
+            tracing::warn!("{warning}");
+        }
         let shutting_down = Cancellation::new();
         let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();
@@ -234,7 +249,21 @@ impl Worker {
                 let _ = timeout(WIND_DOWN, collector).await;
             }
         };
-        join3(running.end_leases(), collector, parts.limits.give_back()).await;
+        #[cfg(feature = "postgres")]
+        let counts = async {
+            if let Some(recorder) = &parts.recorder {
+                recorder.flush(WIND_DOWN).await;
+            }
+        };
+        #[cfg(not(feature = "postgres"))]
+        let counts = async {};
+        join4(
+            running.end_leases(),
+            collector,
+            parts.limits.give_back(),
+            counts,
+        )
+        .await;
         Ok(())
     }
 

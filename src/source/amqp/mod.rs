@@ -27,8 +27,9 @@ use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
+use crate::route;
 use crate::secret::Secret;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Tier, Topology};
 
 use consumer_connection::ConsumerConnection;
 use former::FormerQueue;
@@ -50,6 +51,12 @@ pub(crate) struct ConsumerSettings {
     /// Host and process, and the version of the program, for dead letters.
     pub(crate) worker: String,
     pub(crate) version: String,
+    /// The tasks that this process has handlers for.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "processes are listed in Postgres")
+    )]
+    pub(crate) handlers: Vec<&'static str>,
     /// Whether a queue that is gone may be declared again.
     pub(crate) may_declare: bool,
     /// The crash count at which a task is a dead letter.
@@ -59,6 +66,14 @@ pub(crate) struct ConsumerSettings {
     pub(crate) limits: Limits,
     pub(crate) parked_tasks: Arc<ParkedTasks>,
     pub(crate) redeclared: Redeclared,
+}
+
+impl ConsumerSettings {
+    /// The tier that a task goes to now. `None`: the map does not have the task.
+    pub(crate) fn goes_to(&self, task: &str) -> Option<&Tier> {
+        let overridden = self.controls.override_of(task);
+        route::tier_of(&self.topology, overridden.as_ref(), task)
+    }
 }
 
 /// The sources of a group on the broker: its quarantine, then for each of its tiers the queue that it has there, and the

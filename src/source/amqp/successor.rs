@@ -194,7 +194,9 @@ impl ConsumerSettings {
     #[cfg(feature = "postgres")]
     pub(super) async fn park(&self, received: &Received) -> Stored {
         let Ok(message) = received.message() else {
-            return self.store(&Origin::Tier(String::new()), received, unreadable(received)).await;
+            return self
+                .store(&Origin::Tier(String::new()), received, unreadable(received))
+                .await;
         };
         let highest = self.topology.tier(&message.tier);
         let is_ordered = highest.is_some_and(|tier| tier.home.max_priority().is_some());
@@ -209,7 +211,10 @@ impl ConsumerSettings {
             is_parked: true,
             ..NewRow::forwarded(tier, Duration::ZERO, &message.id, &properties, payload)
         };
-        match self.forward_once(Outgoing::Row(Arc::new(row)), message).await {
+        match self
+            .forward_once(Outgoing::Row(Arc::new(row)), message)
+            .await
+        {
             Ok(()) => Stored::Yes,
             Err(error) => {
                 self.report_not_stored(received, &error).await;
@@ -231,9 +236,7 @@ impl ConsumerSettings {
             ..message
         };
         self.publish_later(received, &message, after).await?;
-        if let Ok(before) = received.message() {
-            emit_later(&self.observers, before, after, failure.as_ref());
-        }
+        emit_later(&self.observers, received, after, failure.as_ref());
         Ok(())
     }
 
@@ -406,7 +409,7 @@ impl ConsumerSettings {
         }
     }
 
-    /// The message on its way to its tier, as the map says today.
+    /// The message on its way to its tier, as the map and its overrides say now.
     pub(super) fn outgoing(
         &self,
         received: &Received,
@@ -419,7 +422,9 @@ impl ConsumerSettings {
         };
         let servers = self.publisher.servers();
         let (topology, task) = (&self.topology, &message.task);
-        let route = route::destination(topology, servers, task, request, after)?;
+        let overridden = self.controls.override_of(task);
+        let overridden = overridden.as_ref();
+        let route = route::destination(topology, overridden, servers, task, request, after)?;
         let properties = received.successor(message);
         let content = Content::Forwarded {
             payload: message.payload.clone(),

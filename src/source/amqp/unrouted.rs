@@ -198,10 +198,9 @@ impl Unrouted {
     /// Stores a message in the queue of its tier, at the back of the unrouted ones, or as a dead letter.
     async fn store(&self, received: &Received) -> Moved {
         let settings = &self.settings;
-        let routed = received.message().map(|message| {
-            let task = settings.topology.task(&message.task)?;
-            Some((message, settings.topology.tier(&task.tier)?))
-        });
+        let routed = received
+            .message()
+            .map(|message| Some((message, settings.goes_to(&message.task)?)));
         let (message, tier) = match routed {
             Ok(Some(routed)) => routed,
             Ok(None) => {

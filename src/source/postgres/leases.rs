@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -100,22 +101,15 @@ impl Leases {
     async fn register(&mut self, sent: Instant) -> Result<(), Error> {
         // If it was known before, somebody took it for dead, and everything that it held.
         self.lose(|_| true);
-        let (app, consumer) = (self.settings.app(), &self.settings.consumer);
-        let tiers = self.settings.tiers.iter();
-        let leases: serde_json::Map<String, serde_json::Value> = tiers
-            .map(|(name, tier)| (name.clone(), tier.lease.as_secs_f64().into()))
-            .collect();
-        let leases = serde_json::Value::Object(leases).to_string();
-        let is_relay = self.settings.is_relay;
+        let settings = &self.settings;
         let registering =
             self.connection
                 .within(LONGEST_HEARTBEAT, "register a worker", async |connection| {
-                    let (name, version) = (&consumer.worker, &consumer.version);
                     // Also those that this process does not serve: a task may move there.
-                    let tiers = consumer.topology.tiers().iter();
+                    let tiers = settings.consumer.topology.tiers().iter();
                     let tiers: Vec<&str> = tiers.map(|tier| tier.name.as_str()).collect();
-                    add_backlogs(connection, app, &tiers).await?;
-                    register(connection, app, name, version, &leases, is_relay).await
+                    add_backlogs(connection, settings.app(), &tiers).await?;
+                    register(connection, settings).await
                 });
         self.worker = Some(registering.await?);
         self.alive(sent);
@@ -215,23 +209,47 @@ async fn send_heartbeat(
     Ok(gap.map(|gap| Duration::try_from_secs_f64(gap.max(0.0)).unwrap_or_default()))
 }
 
+/// Adds the row of this process. Returns its number.
 async fn register(
     connection: &mut PgConnection<'_>,
-    app: &str,
-    name: &str,
-    version: &str,
-    leases: &str,
-    is_relay: bool,
+    settings: &RowSettings,
 ) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar(
-        "INSERT INTO tierline.workers (app, name, version, leases, is_relay) \
-         VALUES ($1, $2, $3, $4::jsonb, $5) RETURNING id",
-    )
-    .bind(app)
-    .bind(name)
-    .bind(version)
-    .bind(leases)
-    .bind(is_relay)
-    .fetch_one(connection)
-    .await
+    // A database that was migrated by an older release has no place for the groups and tasks of a process. Its rows are
+    // worked on all the same.
+    let has_description: bool =
+        sqlx::query_scalar("SELECT to_regclass('tierline.controls') IS NOT NULL")
+            .fetch_one(&mut *connection)
+            .await?;
+    let statement = match has_description {
+        true => {
+            "INSERT INTO tierline.workers (app, name, version, leases, is_relay, groups, tasks) \
+             VALUES ($1, $2, $3, $4::jsonb, $5, $6::jsonb, $7) RETURNING id"
+        }
+        false => {
+            "INSERT INTO tierline.workers (app, name, version, leases, is_relay) \
+             SELECT $1, $2, $3, $4::jsonb, $5 WHERE $6::text IS NOT NULL AND $7::text[] IS NOT NULL RETURNING id"
+        }
+    };
+    let consumer = &settings.consumer;
+    let tiers = settings.tiers.iter();
+    let leases: serde_json::Map<String, serde_json::Value> = tiers
+        .map(|(name, tier)| (name.clone(), tier.lease.as_secs_f64().into()))
+        .collect();
+    let groups = settings.served_groups.iter().map(
+        |group| json!({ "name": group.name, "slots": group.concurrency, "tiers": group.tiers }),
+    );
+    let handlers: &[&str] = match settings.is_relay {
+        true => &[],
+        false => &consumer.handlers,
+    };
+    sqlx::query_scalar(statement)
+        .bind(settings.app())
+        .bind(&consumer.worker)
+        .bind(&consumer.version)
+        .bind(serde_json::Value::Object(leases).to_string())
+        .bind(settings.is_relay)
+        .bind(groups.collect::<serde_json::Value>().to_string())
+        .bind(handlers)
+        .fetch_one(connection)
+        .await
 }

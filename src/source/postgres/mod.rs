@@ -4,11 +4,12 @@
 //! follows on a run is stored. Some tasks serve the sources: `leases` tells the database that this process lives, `look`
 //! finds tasks that no notification told of, `listen` hears notifications, and `recover`, one for each group, takes over
 //! what dead processes held. `expire` dead-letters tasks that have waited for too long, `promote` moves them to another
-//! tier before that, and `history` removes finished tasks that were kept, old completion marks, and keys whose time is
-//! over. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
+//! tier before that, `forget` removes dead processes that hold nothing, and `history` finished tasks that were kept, old
+//! completion marks, and keys whose time is over. `signal` is how these tasks reach a source. Everything that moves rows to be run is done for a
 //! tier or a group by itself, so that no wave of rows of a lower tier holds up a higher one.
 
 mod expire;
+mod forget;
 mod history;
 mod leases;
 mod listen;
@@ -50,6 +51,8 @@ pub(crate) struct RowSettings {
     tiers: HashMap<String, ServedTier>,
     /// The names of each group's tiers, in its order.
     groups: Vec<Vec<String>>,
+    /// The groups that the worker serves. A relay serves none.
+    served_groups: Vec<topology::Group>,
     /// Asks for a look at what is due, before the next one would come by itself.
     look_now: Notify,
     /// Given when the grace period of a shutdown is over: handlers should end.
@@ -80,7 +83,8 @@ impl RowSettings {
         let database = database?.clone();
         let topology = &consumer.topology;
         let groups = groups.iter().filter_map(|name| topology.group(name));
-        let groups: Vec<Vec<String>> = groups.map(|group| group.tiers.clone()).collect();
+        let served_groups: Vec<topology::Group> = groups.cloned().collect();
+        let groups: Vec<Vec<String>> = served_groups.iter().map(|it| it.tiers.clone()).collect();
         let tiers = groups.iter().flatten().filter_map(|name| {
             let home = topology.tier(name)?.home;
             let served = ServedTier {
@@ -95,6 +99,7 @@ impl RowSettings {
             tiers: tiers.collect(),
             database,
             groups,
+            served_groups,
             look_now: Notify::new(),
             cancelled: cancelled.clone(),
             is_relay: false,
@@ -123,6 +128,7 @@ impl RowSettings {
             database: database.clone(),
             tiers: tiers.iter().map(served).collect(),
             groups: tiers.iter().map(|tier| vec![tier.clone()]).collect(),
+            served_groups: Vec::new(),
             look_now: Notify::new(),
             cancelled: Cancellation::new(),
             is_relay: true,
@@ -152,6 +158,8 @@ impl RowSettings {
             forgetting.run(|| history::remove_marks_and_keys(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
+        let cleaning = Service::new("dead processes", observers);
+        let cleaning = cleaning.run(|| forget::run(self.clone(), ending.clone()));
         let promoting = Service::new("aging", observers);
         let promoting = promoting.run(|| promote::run(self.clone(), ending.clone()));
         tokio::join!(
@@ -162,6 +170,7 @@ impl RowSettings {
             removing,
             forgetting,
             expiring,
+            cleaning,
             promoting
         );
     }
@@ -204,7 +213,11 @@ impl RowSettings {
     /// How long a task of a tier may wait where `time` is the rule: as much longer as the tier was paused. `None`: it is paused.
     fn waiting_time(&self, tier: &str, time: Duration) -> Option<Duration> {
         let controls = self.consumer.controls.now();
-        let group = self.consumer.topology.group_of(tier).map_or("", |group| &group.name);
+        let group = self
+            .consumer
+            .topology
+            .group_of(tier)
+            .map_or("", |group| &group.name);
         if controls.is_paused(group, tier) {
             return None;
         }

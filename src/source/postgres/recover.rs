@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
+use super::forget::forget;
 use super::look::is_not_migrated;
 use crate::Error;
 use crate::backlog::{ClaimedRow, Later, RunKey, connection, rank, store_later};
@@ -126,7 +127,16 @@ impl Recovery {
             // One that fails keeps no other one waiting.
             failed = self.take_over_all(dead).await.err().or(failed);
         }
-        self.forget().await?;
+        let silent: Vec<_> = dead
+            .iter()
+            .filter_map(|dead| Some((dead.worker, dead.heartbeat_at?)))
+            .collect();
+        let forgetting = self
+            .connection
+            .within(LIMIT, "forget dead workers", async |connection| {
+                forget(connection, &silent).await
+            });
+        forgetting.await?;
         failed.map_or(Ok(()), Err)
     }
 
@@ -224,24 +234,6 @@ impl Recovery {
             .settings
             .store_dead(connection, run, &received, dead, reason, failure);
         storing.await.map(drop)
-    }
-
-    /// Removes the rows of dead processes that hold nothing any more.
-    async fn forget(&mut self) -> Result<(), Error> {
-        let app = self.settings.app();
-        let forgetting = self
-            .connection
-            .within(LIMIT, "forget dead workers", async |connection| {
-                sqlx::query(
-                    "DELETE FROM tierline.workers WHERE app = $1 AND heartbeat_at < now() - make_interval(secs => \
-                         (SELECT max(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds))) \
-                     AND NOT EXISTS (SELECT FROM tierline.running WHERE worker = workers.id)",
-                )
-                .bind(app)
-                .execute(connection)
-                .await
-            });
-        forgetting.await.map(drop)
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) enum NextAttempt {
 }
 
 impl RowSettings {
-    /// The next attempt of a run, as the map says today. One that was promoted or escalated stays in its tier.
+    /// The next attempt of a run, as the map and its overrides say now. One that was promoted or escalated stays in its tier.
     pub(super) fn next_attempt(
         &self,
         run: RunKey,
@@ -62,7 +62,9 @@ impl RowSettings {
         };
         let servers = self.consumer.publisher.servers();
         let (topology, task) = (&self.consumer.topology, &message.task);
-        let route = route::destination(topology, servers, task, request, after)?;
+        let overridden = self.consumer.controls.override_of(task);
+        let overridden = overridden.as_ref();
+        let route = route::destination(topology, overridden, servers, task, request, after)?;
         let priority = route.priority;
         let sent = received.successor(&message).with_priority(priority);
         match route.address {

@@ -243,7 +243,8 @@ async fn run(
                 let mut transaction = connection.begin().await?;
                 let rows = lock_ready(&mut transaction, app, tier, &sweep).await?;
                 let now = SystemTime::now();
-                let place = |row: ClaimedRow| (row.key, lane(&gating, &row.into_received(&name, now)));
+                let place =
+                    |row: ClaimedRow| (row.key, lane(&gating, &row.into_received(&name, now)));
                 let rows: Vec<(RunKey, Lane)> = rows.into_iter().map(place).collect();
                 park(&mut transaction, app, tier, ParkFrom::Ready, &rows).await?;
                 transaction.commit().await?;
@@ -261,9 +262,10 @@ async fn run(
             Answer::ClaimedParked(claim, claimed)
         }
         Statement::Unpark(task) => {
-            let unparking = connection.within(LIMIT, "make parked tasks ready", async |connection| {
-                unpark(connection, app, tier, &task).await
-            });
+            let unparking =
+                connection.within(LIMIT, "make parked tasks ready", async |connection| {
+                    unpark(connection, app, tier, &task).await
+                });
             let unparked = unparking.await;
             Answer::Unparked(task, unparked)
         }

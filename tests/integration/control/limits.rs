@@ -1,7 +1,7 @@
 //! Tiers with limits, over several processes.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tierline::{Error, Registry, Tierline, Topology};
 use tierline_testbed::{Network, vhost};

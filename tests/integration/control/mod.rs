@@ -1,8 +1,11 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
 mod limits;
+mod overrides;
 mod parked;
 mod pauses;
+mod processes;
+mod rollups;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -82,7 +85,7 @@ impl Runs {
         registry
             .register::<Notify, _>(move |notify: Notify| {
                 let runs = runs.clone();
-                async move { runs.run("notify", notify.order, "").await }
+                async move { runs.run("notify", notify.order, "of notify").await }
             })
             .unwrap();
         registry
@@ -126,6 +129,36 @@ impl Runs {
     }
 }
 
+/// A worker of an app.
+struct Working {
+    stop: oneshot::Sender<()>,
+    ended: JoinHandle<Result<(), tierline::Error>>,
+}
+
+impl Working {
+    async fn end(self) {
+        self.stop.send(()).unwrap();
+        self.ended.await.unwrap().unwrap();
+    }
+
+    /// Ends it as a crash would: it says nothing to anybody.
+    async fn kill(self) {
+        self.ended.abort();
+        let _ = self.ended.await;
+    }
+}
+
+/// Works in these groups of an app.
+fn work_in(app: &Tierline, groups: impl IntoIterator<Item = impl Into<String>>) -> Working {
+    let (stop, stopped) = oneshot::channel();
+    let worker = app.work(groups).grace(Duration::from_secs(5));
+    let ended = tokio::spawn(worker.until(async {
+        let _ = stopped.await;
+    }));
+    Working { stop, ended }
+}
+
+/// Looks until it is so.
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
@@ -189,7 +222,10 @@ impl Servers {
     }
 
     async fn count(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&self.pool().await).await.unwrap()
+        sqlx::query_scalar(sql)
+            .fetch_one(&self.pool().await)
+            .await
+            .unwrap()
     }
 
     /// How many rows are parked.
@@ -199,7 +235,8 @@ impl Servers {
 
     /// How many dead letters there are.
     async fn dead(&self) -> i64 {
-        self.count("SELECT count(*) FROM tierline.dead_letters").await
+        self.count("SELECT count(*) FROM tierline.dead_letters")
+            .await
     }
 }
 
@@ -217,7 +254,13 @@ impl Process {
     }
 
     fn work(&mut self) {
-        let groups: Vec<_> = self.app.topology().groups().iter().map(|it| it.name.clone()).collect();
+        let groups: Vec<_> = self
+            .app
+            .topology()
+            .groups()
+            .iter()
+            .map(|it| it.name.clone())
+            .collect();
         let (stop, stopped) = oneshot::channel::<()>();
         let worker = self.app.work(groups).grace(Duration::from_secs(5));
         let ended = tokio::spawn(worker.until(async {

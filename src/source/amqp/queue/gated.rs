@@ -12,9 +12,11 @@ use crate::source::Handle;
 impl Queue {
     /// Follows what operators change: what was prefetched may have to wait now, or may run.
     pub(super) fn follow_controls(&mut self) {
-        if !matches!(self.controls.has_changed(), Ok(true)) {
+        let has_changed = matches!(self.controls.has_changed(), Ok(true));
+        if !matches!(self.limits.has_changed(), Ok(true)) && !has_changed {
             return;
         }
+        self.limits.mark_unchanged();
         let snapshot = self.controls.borrow_and_update().clone();
         let (topology, limits) = (&self.settings.topology, &self.settings.limits);
         self.gating = Gating::new(topology, &self.name, &snapshot, limits);

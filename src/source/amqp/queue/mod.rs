@@ -30,7 +30,7 @@ use super::outlook::Outlook;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
-use crate::control::{Gated, Gating, Snapshot};
+use crate::control::{Gated, Gates, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
 use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
@@ -75,6 +75,7 @@ pub(super) struct Queue {
     /// Which tasks may not run as they come.
     gating: Gating,
     controls: watch::Receiver<Arc<Snapshot>>,
+    limits: watch::Receiver<Arc<Gates>>,
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
@@ -169,6 +170,7 @@ impl Queue {
             orphans: Vec::new(),
             next_handle: 0,
             history: RedeliveryHistory::new(window.into()),
+            limits: settings.limits.changes(),
             gating,
             controls,
             outlook: Outlook::new(),

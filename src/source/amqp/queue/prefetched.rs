@@ -51,12 +51,17 @@ impl Prefetched {
 
     /// How many deliveries of a task wait for its gate.
     pub(super) fn limited(&self, task: &str) -> usize {
-        self.limited.get(task).map_or(0, |limited| limited.waiting.len())
+        self.limited
+            .get(task)
+            .map_or(0, |limited| limited.waiting.len())
     }
 
     /// When a gate opens by itself.
     pub(super) fn opens_at(&self) -> Option<Instant> {
-        self.limited.values().filter_map(|limited| limited.gate.next_at()).min()
+        self.limited
+            .values()
+            .filter_map(|limited| limited.gate.next_at())
+            .min()
     }
 
     pub(super) fn has_suspect(&self) -> bool {
@@ -65,9 +70,12 @@ impl Prefetched {
 
     /// Whether one may start now.
     pub(super) fn is_ready(&self, suspects: &Suspects) -> bool {
-        !self.ready.is_empty()
-            || self.may_suspect_start(suspects)
-            || self.limited.values().any(|limited| limited.gate.is_open())
+        // Each gate is asked, so that it knows that something waits for it.
+        let open = self
+            .limited
+            .values()
+            .filter(|limited| limited.gate.is_open());
+        open.count() > 0 || !self.ready.is_empty() || self.may_suspect_start(suspects)
     }
 
     /// The first of those that may start now, with the permit that it needs.
@@ -80,8 +88,12 @@ impl Prefetched {
 
     /// The first of those that need a permit, if it comes before all others and there is one.
     fn take_limited(&mut self, suspects: &Suspects) -> Option<(Handle, Permit)> {
-        let open = self.limited.iter().filter(|(_, limited)| limited.gate.is_open());
-        let first = open.filter_map(|(task, limited)| Some((limited.waiting.front()?.0, task.clone())));
+        let open = self
+            .limited
+            .iter()
+            .filter(|(_, limited)| limited.gate.is_open());
+        let first =
+            open.filter_map(|(task, limited)| Some((limited.waiting.front()?.0, task.clone())));
         let (handle, task) = first.min()?;
         let ready = self.ready.front().map_or(Handle::MAX, |it| it.0);
         let suspect = match self.may_suspect_start(suspects) {
@@ -122,12 +134,19 @@ impl Prefetched {
     /// Takes those out that came at this time or before, in the order in which they came.
     pub(super) fn drain_until(&mut self, time: Instant) -> Vec<Handle> {
         let mut drained = Vec::new();
-        let limited = self.limited.values_mut().map(|limited| &mut limited.waiting);
-        for waiting in [&mut self.ready, &mut self.suspects].into_iter().chain(limited) {
+        let limited = self
+            .limited
+            .values_mut()
+            .map(|limited| &mut limited.waiting);
+        for waiting in [&mut self.ready, &mut self.suspects]
+            .into_iter()
+            .chain(limited)
+        {
             let number = waiting.partition_point(|it| it.1 <= time);
             drained.extend(waiting.drain(..number).map(|it| it.0));
         }
-        self.limited.retain(|_, limited| !limited.waiting.is_empty());
+        self.limited
+            .retain(|_, limited| !limited.waiting.is_empty());
         drained.sort_unstable();
         drained
     }
@@ -152,7 +171,9 @@ mod tests {
     }
 
     fn taken(mut prefetched: Prefetched, suspects: &Suspects) -> Vec<Handle> {
-        std::iter::from_fn(|| prefetched.take(suspects)).map(|it| it.0).collect()
+        std::iter::from_fn(|| prefetched.take(suspects))
+            .map(|it| it.0)
+            .collect()
     }
 
     #[tokio::test]

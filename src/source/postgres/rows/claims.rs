@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::quarantine::SUSPECT_CLAIM;
 use super::parked::Admission;
+use super::quarantine::SUSPECT_CLAIM;
 use super::{MARK_AFTER, Quarantine, RELEASE_AFTER, Rows, State, Unsettled};
 use crate::Error;
 use crate::backlog::{Batch, ClaimedRow, Later, MadeReady, RankStart, RunKey};

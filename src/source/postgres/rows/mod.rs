@@ -16,10 +16,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::RowSettings;
-pub(super) use self::parked::lane;
 use self::parked::Parked;
+pub(super) use self::parked::lane;
 use self::waiting::Waiting;
+use super::RowSettings;
 use super::signal::{Signalled, TierSignal, earlier};
 use super::statements::{Claim, Statement, Statements};
 use crate::Error;

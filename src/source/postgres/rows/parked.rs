@@ -8,12 +8,12 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::claims::CLAIMED_BYTES;
 use super::super::RowSettings;
+use super::claims::CLAIMED_BYTES;
 use super::{Quarantine, Rows, State};
 use crate::Error;
 use crate::backlog::{Lane, LaneClaim, OpenLanes, ParkedRow, RunKey, Sweep, Unparked};
-use crate::control::{Gated, Gating, Snapshot};
+use crate::control::{Gated, Gates, Gating, Snapshot};
 use crate::message::Received;
 use crate::source::Handle;
 use crate::source::postgres::statements::{ParkedClaim, Statement};
@@ -27,6 +27,7 @@ const PARKED_AT_ONCE: usize = 500;
 pub(super) struct Parked {
     pub(super) gating: Arc<Gating>,
     controls: watch::Receiver<Arc<Snapshot>>,
+    limits: watch::Receiver<Arc<Gates>>,
     /// The lanes in which rows wait, by their task; empty: of all tasks of the tier.
     lanes: HashMap<String, KnownLane>,
     /// Rows of this process that are to be moved to their lanes.
@@ -55,6 +56,7 @@ impl RowSettings {
         let gating = Arc::new(self.gating(tier, &snapshot));
         Parked {
             must_sweep: !gating.is_empty(),
+            limits: self.consumer.limits.changes(),
             gating,
             controls,
             lanes: HashMap::new(),
@@ -77,9 +79,11 @@ impl Parked {
 impl Rows {
     /// Follows what operators change.
     pub(super) fn follow_controls(&mut self) {
-        if !matches!(self.parked.controls.has_changed(), Ok(true)) {
+        let has_changed = matches!(self.parked.controls.has_changed(), Ok(true));
+        if !matches!(self.parked.limits.has_changed(), Ok(true)) && !has_changed {
             return;
         }
+        self.parked.limits.mark_unchanged();
         let snapshot = self.parked.controls.borrow_and_update().clone();
         self.parked.gating = Arc::new(self.settings.gating(&self.name, &snapshot));
         self.parked.must_sweep = !self.parked.gating.is_empty();
@@ -109,13 +113,16 @@ impl Rows {
             Some(Gated::Limited(gate)) => {
                 let has_room = self.prefetched.limited(task) < gate.allowance();
                 match is_from_lane || (has_room && !self.parked.lanes.contains_key(task)) {
-                    true => self.prefetched.insert_limited(task, &gate.clone(), place, handle),
+                    true => self
+                        .prefetched
+                        .insert_limited(task, &gate.clone(), place, handle),
                     false => self.park(handle, &received),
                 }
             }
             Some(Gated::PerKey { gate, .. }) => match (is_from_lane, gate) {
                 (true, Some(gate)) => {
-                    self.prefetched.insert_limited(task, &gate.clone(), place, handle);
+                    self.prefetched
+                        .insert_limited(task, &gate.clone(), place, handle);
                 }
                 (true, None) => self.prefetched.insert(place, handle),
                 (false, _) => self.park(handle, &received),
@@ -214,7 +221,8 @@ impl Rows {
                     // A row that waits for a slot keeps others of its key waiting, perhaps in another process.
                     let most = self.parked.slots.saturating_sub(waiting);
                     let allowed = gate.as_ref().map_or(usize::MAX, |gate| {
-                        gate.allowance().saturating_sub(self.prefetched.limited(task))
+                        gate.allowance()
+                            .saturating_sub(self.prefetched.limited(task))
                     });
                     (most.min(allowed), Some(*places))
                 }
@@ -338,7 +346,11 @@ impl Rows {
         Ok(())
     }
 
-    pub(super) fn unparked(&mut self, task: &str, unparked: Result<Unparked, Error>) -> Option<Error> {
+    pub(super) fn unparked(
+        &mut self,
+        task: &str,
+        unparked: Result<Unparked, Error>,
+    ) -> Option<Error> {
         self.parked.is_unparking = false;
         match unparked {
             Ok(unparked) => {
@@ -421,7 +433,12 @@ impl Rows {
     }
 
     fn forget_lanes(&mut self, task: &str) {
-        if self.parked.lanes.get(task).is_some_and(|lane| !lane.has_suspects) {
+        if self
+            .parked
+            .lanes
+            .get(task)
+            .is_some_and(|lane| !lane.has_suspects)
+        {
             self.parked.lanes.remove(task);
             self.settings.consumer.parked_tasks.remove(&self.name, task);
         }
@@ -489,7 +506,10 @@ pub(super) enum Admission {
 /// The lane of a task that may not run as it comes.
 pub(in crate::source::postgres) fn lane(gating: &Gating, received: &Received) -> Lane {
     let task = received.task();
-    let given = received.message().ok().and_then(|it| it.limit_key.as_deref());
+    let given = received
+        .message()
+        .ok()
+        .and_then(|it| it.limit_key.as_deref());
     Lane {
         key: gating.key(task, given, received.payload()),
         task: gating.lane_task(task).unwrap_or(task).to_owned(),

@@ -37,7 +37,9 @@ impl Rows {
     /// A suspect waits: takes it when this process runs no other one.
     pub(super) fn expect_suspect(&mut self) {
         // The right to take a suspect is that of the whole process.
-        if !self.is_paused && let Quarantine::Empty = self.quarantine {
+        if !self.is_paused
+            && let Quarantine::Empty = self.quarantine
+        {
             let suspects = self.settings.consumer.suspects.clone();
             let waiting = async move { suspects.quarantine().await };
             self.quarantine = Quarantine::Waiting(Box::pin(waiting));

@@ -49,7 +49,9 @@ impl Waiting {
 
     /// How many rows of a task wait for its gate.
     pub(super) fn limited(&self, task: &str) -> usize {
-        self.limited.get(task).map_or(0, |limited| limited.rows.len())
+        self.limited
+            .get(task)
+            .map_or(0, |limited| limited.rows.len())
     }
 
     pub(super) fn remove(&mut self, place: &OrderKey) {
@@ -69,14 +71,23 @@ impl Waiting {
 
     /// Whether one may start now.
     pub(super) fn is_ready(&self) -> bool {
-        !self.free.is_empty() || self.limited.values().any(|limited| limited.gate.is_open())
+        // Each gate is asked, so that it knows that something waits for it.
+        let open = self
+            .limited
+            .values()
+            .filter(|limited| limited.gate.is_open());
+        open.count() > 0 || !self.free.is_empty()
     }
 
     /// The first of those that may start now, with its permit.
     pub(super) fn take(&mut self) -> Option<(Handle, Option<Permit>)> {
         let free = self.free.first_key_value().map(|(place, _)| *place);
-        let open = self.limited.iter().filter(|(_, limited)| limited.gate.is_open());
-        let first = open.filter_map(|(task, limited)| Some((*limited.rows.first_key_value()?.0, task)));
+        let open = self
+            .limited
+            .iter()
+            .filter(|(_, limited)| limited.gate.is_open());
+        let first =
+            open.filter_map(|(task, limited)| Some((*limited.rows.first_key_value()?.0, task)));
         let first = first.min_by_key(|(place, _)| *place);
         if let Some((place, task)) = first
             && free.is_none_or(|free| place < free)
@@ -97,7 +108,10 @@ impl Waiting {
 
     /// When a gate opens by itself.
     pub(super) fn opens_at(&self) -> Option<Instant> {
-        self.limited.values().filter_map(|limited| limited.gate.next_at()).min()
+        self.limited
+            .values()
+            .filter_map(|limited| limited.gate.next_at())
+            .min()
     }
 
     /// Takes all of them out.

@@ -1,0 +1,247 @@
+//! Moves the waiting tasks of some names to another tier, or to another priority, because an operator has overridden them.
+//!
+//! A tier's rows are walked over in their order, a bounded number in each statement, because no index has the tasks. What
+//! moved is then as if it had been published under the override: `first_backlog` stays empty, so a later override moves it
+//! again, and its retries go where the task goes then. A row that a rule or an operator has moved by itself stays.
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime};
+
+use sqlx::Row;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{add_backlogs, connection, notify_of_older, seconds};
+use crate::Error;
+use crate::postgres::{Database, PgConnection, Time};
+
+/// How many rows one statement walks over, and moves at most. It takes some milliseconds, so no claim waits for long.
+const AT_ONCE: i64 = 500;
+/// How long one statement may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Which rows go where.
+#[derive(Debug)]
+pub(crate) struct Reassignment<'a> {
+    pub(crate) app: &'a str,
+    /// Only tasks of these names.
+    pub(crate) tasks: Vec<&'a str>,
+    pub(crate) from: &'a str,
+    /// The same tier, if only the priorities change.
+    pub(crate) to: &'a str,
+    /// The priorities that a task may have there: each gets the nearest.
+    pub(crate) priorities: RangeInclusive<u8>,
+    /// What has been ready for longer stays: it would expire there at once.
+    pub(crate) ttl: Option<Duration>,
+}
+
+/// How many rows were moved, and how many stay because they are too old for the tier.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Reassigned {
+    pub(crate) moved: u64,
+    pub(crate) too_old: u64,
+}
+
+/// Where the next statement begins.
+struct Place {
+    rank: i16,
+    due_at: SystemTime,
+    id: Uuid,
+}
+
+/// Walks over some rows of a tier after a place, in the order of an index that begins with the tier, and moves those of
+/// them that are to. Returns how many, and the place of the last.
+///
+/// As with promotions, rows that have moved on since they were found are told apart after they are locked.
+macro_rules! move_some {
+    ($table:literal, $order:literal, $after:literal, $is_too_old:literal, $moved:expr) => {
+        concat!(
+            "WITH walked AS MATERIALIZED ( \
+                SELECT id, task, rank, due_at, first_backlog FROM tierline.",
+            $table,
+            " WHERE backlog = $1 AND (",
+            $order,
+            ") > (",
+            $after,
+            ") ORDER BY ",
+            $order,
+            " LIMIT $10 \
+             ), wanted AS MATERIALIZED ( \
+                SELECT id, ",
+            $is_too_old,
+            " AS is_too_old FROM walked WHERE task = ANY($3) AND first_backlog IS NULL \
+             ), locked AS MATERIALIZED ( \
+                SELECT ctid AS place, backlog, rank, CASE WHEN rank > 0 THEN 1000 - rank ELSE -rank END AS priority \
+                FROM tierline.",
+            $table,
+            " WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) FOR UPDATE SKIP LOCKED \
+             ), ",
+            $moved,
+            " SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
+                rank, due_at, id FROM walked ORDER BY (",
+            $order,
+            ") DESC LIMIT 1"
+        )
+    };
+}
+
+/// Gives the locked rows another tier and rank.
+macro_rules! change {
+    ($table:literal) => {
+        concat!(
+            "moved AS ( UPDATE tierline.",
+            $table,
+            " AS row SET backlog = $2, rank = ",
+            rank!(),
+            which!(),
+            " RETURNING row.id )"
+        )
+    };
+}
+
+/// Makes the locked rows ready in their new tier: they leave their lanes, and that tier parks them if they may not run there.
+macro_rules! unpark {
+    () => {
+        concat!(
+            "taken AS ( DELETE FROM tierline.parked AS row",
+            which!(),
+            " RETURNING row.* ), moved AS ( \
+                INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+                SELECT id, due_at, ",
+            rank!(),
+            ", is_held, $2, first_backlog, task, name, properties, payload FROM taken AS row \
+                ON CONFLICT (id) DO NOTHING RETURNING id )"
+        )
+    };
+}
+
+macro_rules! rank {
+    () => {
+        "CASE WHEN row.rank > 0 THEN 1000 - greatest(least(1000 - row.rank, $5), $4) ELSE -greatest(least(-row.rank, $5), $4) END"
+    };
+}
+
+macro_rules! which {
+    () => {
+        " WHERE row.ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = $1 \
+            AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5)))"
+    };
+}
+
+/// For every table in which tasks wait. The parameters: the numbers of the two tiers, the tasks, the lowest and the highest
+/// priority, the `ttl`, the place, and how many rows to walk over.
+const TABLES: [&str; 3] = [
+    move_some!(
+        "ready",
+        "rank, due_at, id",
+        "$7, coalesce($8, '-infinity'), $9",
+        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
+        change!("ready")
+    ),
+    move_some!(
+        "scheduled",
+        "due_at, id",
+        "coalesce($8, '-infinity'), $9",
+        "false",
+        change!("scheduled")
+    ),
+    move_some!(
+        "parked",
+        "rank, due_at, id",
+        "$7, coalesce($8, '-infinity'), $9",
+        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
+        unpark!()
+    ),
+];
+
+/// Moves rows until there are no more of them, or until `end`, and adds to `reassigned` what it did. Returns whether it came
+/// to an end.
+///
+/// # Errors
+/// As every use of the database. What was moved before is counted.
+pub(crate) async fn reassign(
+    database: &Database,
+    reassignment: &Reassignment<'_>,
+    end: Instant,
+    reassigned: &mut Reassigned,
+) -> Result<bool, Error> {
+    let Reassignment { app, from, to, .. } = reassignment;
+    let mut connection = connection(database);
+    let numbering = connection.within(LIMIT, "look tiers up", async |connection| {
+        add_backlogs(connection, app, &[from, to]).await?;
+        let number = "SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2";
+        let number = |tier| sqlx::query_scalar(number).bind(app).bind(tier);
+        let from: i32 = number(*from).fetch_one(&mut *connection).await?;
+        let to: i32 = number(*to).fetch_one(connection).await?;
+        Ok((from, to))
+    });
+    let tiers = numbering.await?;
+    for table in TABLES {
+        let mut place = None;
+        loop {
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            let moving = connection.within(LIMIT, "move tasks to another tier", {
+                async |connection| {
+                    move_some(connection, table, reassignment, tiers, place.as_ref()).await
+                }
+            });
+            let Some((moved, last)) = moving.await? else {
+                break;
+            };
+            reassigned.moved += moved.moved;
+            reassigned.too_old += moved.too_old;
+            place = Some(last);
+            if moved.moved > 0 {
+                let notifying = connection.within(LIMIT, "notify workers", async |connection| {
+                    notify_of_older(connection, app, to).await
+                });
+                notifying.await?;
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// `None`: there are no more rows.
+async fn move_some(
+    connection: &mut PgConnection<'_>,
+    table: &'static str,
+    reassignment: &Reassignment<'_>,
+    (from, to): (i32, i32),
+    place: Option<&Place>,
+) -> Result<Option<(Reassigned, Place)>, sqlx::Error> {
+    let priorities = &reassignment.priorities;
+    let row = sqlx::query(table)
+        .bind(from)
+        .bind(to)
+        .bind(&reassignment.tasks)
+        .bind(i16::from(*priorities.start()))
+        .bind(i16::from(*priorities.end()))
+        .bind(reassignment.ttl.map(seconds))
+        .bind(place.map_or(i16::MIN, |place| place.rank))
+        .bind(place.map(|place| Time(place.due_at)))
+        .bind(place.map_or(Uuid::nil(), |place| place.id))
+        .bind(AT_ONCE)
+        .fetch_optional(connection)
+        .await?;
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    let count = |column| -> Result<u64, sqlx::Error> {
+        let count: i64 = row.try_get(column)?;
+        Ok(count.unsigned_abs())
+    };
+    let reassigned = Reassigned {
+        moved: count("moved")?,
+        too_old: count("too_old")?,
+    };
+    let Time(due_at) = row.try_get("due_at")?;
+    let place = Place {
+        rank: row.try_get("rank")?,
+        due_at,
+        id: row.try_get("id")?,
+    };
+    Ok(Some((reassigned, place)))
+}

@@ -437,7 +437,7 @@ impl Builder {
             on_connect,
             observers: observers.clone(),
             #[cfg(feature = "postgres")]
-            database: database.clone().filter(|_| topology.needs_database()),
+            database: database.clone().filter(|_| topology.needs_tables()),
             has_database,
             #[cfg(feature = "deadpool-lapin")]
             pool,

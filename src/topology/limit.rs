@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+#[cfg(feature = "postgres")]
 use serde_json::Value;
 
 use super::reader::Reader;
@@ -178,7 +179,7 @@ impl fmt::Display for Rate {
             let decimals = format!("{decimals:03}");
             write!(out, ".{}", decimals.trim_end_matches('0'))?;
         }
-        let seconds = (self.period.subsec_nanos() == 0).then(|| self.period.as_secs());
+        let seconds = (self.period.subsec_nanos() == 0).then_some(self.period.as_secs());
         match UNITS.iter().find(|(_, length)| seconds == Some(*length)) {
             Some((unit, _)) => write!(out, "/{unit}"),
             None => write!(out, "/{}", show_duration(self.period)),
@@ -188,6 +189,7 @@ impl fmt::Display for Rate {
 
 impl Limit {
     /// One that limits nothing, to be filled in.
+    #[cfg(feature = "postgres")]
     pub(crate) const NONE: Self = Self {
         rate: None,
         running: None,
@@ -438,6 +440,7 @@ mod tests {
         assert_eq!(Limit::from_json(&newer), None);
     }
 
+    #[cfg(feature = "postgres")]
     #[test]
     fn a_limit_is_shown_in_words() {
         let limit = Limit {

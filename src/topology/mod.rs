@@ -283,12 +283,13 @@ impl Topology {
         self.tiers().iter().filter(|tier| tier.uses_postgres())
     }
 
-    /// Whether processes need the tables of the database: there are tiers in Postgres, or limits that need it.
+    /// Whether processes need the tables from the beginning: tiers live there, or limits are divided there, or tasks that
+    /// have a limit wait there.
     #[cfg(feature = "postgres")]
-    pub(crate) fn needs_database(&self) -> bool {
-        let needs_it = |limit: &Option<Limit>| limit.as_ref().is_some_and(Limit::needs_database);
+    pub(crate) fn needs_tables(&self) -> bool {
+        let mut tiers = self.tiers().iter().filter_map(|tier| tier.limit.as_ref());
         self.tiers_using_postgres().next().is_some()
-            || self.tiers().iter().any(|tier| needs_it(&tier.limit))
+            || tiers.any(Limit::needs_database)
             || self.tasks().iter().any(|task| task.limit.is_some())
     }
 

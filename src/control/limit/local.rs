@@ -49,10 +49,6 @@ struct Demand {
     lacked_token: Option<Instant>,
     lacked_place: Option<Instant>,
     /// How many tasks have started since the use was last measured.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        expect(dead_code, reason = "shares are in Postgres")
-    )]
     starts: u32,
 }
 

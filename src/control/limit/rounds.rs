@@ -346,11 +346,13 @@ async fn read(
 
 fn stored(row: &PgRow) -> Result<Stored, sqlx::Error> {
     let state: Option<&str> = row.try_get("state")?;
+    let now = row.try_get("now")?;
+    // What a newer release wrote and this one cannot read begins anew, without a token.
+    let read = |state| serde_json::from_str(state).unwrap_or_else(|_| Pool::empty(now));
     Ok(Stored {
         version: row.try_get("version")?,
-        // What a newer release wrote and this one cannot read begins anew, without a token.
-        pool: state.map(|state| serde_json::from_str(state).unwrap_or_default()),
-        now: row.try_get("now")?,
+        pool: state.map(read),
+        now,
     })
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Wants {
 }
 
 /// A limit as the database has it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Pool {
     /// The tokens that nobody holds, and when that was so, in seconds of the database's clock.
     tokens: f64,
@@ -123,6 +123,14 @@ impl Pool {
     pub(super) fn new(whole: Whole, now: f64) -> Self {
         Self {
             tokens: whole.burst.into(),
+            ..Self::empty(now)
+        }
+    }
+
+    /// One in which nobody knows what was used.
+    pub(super) fn empty(now: f64) -> Self {
+        Self {
+            tokens: 0.0,
             at: now,
             holders: Vec::new(),
         }

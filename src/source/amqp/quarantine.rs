@@ -456,8 +456,14 @@ impl Taker {
         };
         let snapshot = settings.controls.now();
         let gating = Gating::new(&settings.topology, tier, &snapshot, &settings.limits);
-        let is_held_back =
-            snapshot.is_paused(&self.group.name, tier) || gating.of(received.task()).is_some();
+        // It would go from the front of the quarantine to its back again and again.
+        let is_at_limit = || {
+            let gate = settings.limits.tier(tier);
+            gate.is_some_and(|gate| !gate.is_open())
+        };
+        let is_held_back = snapshot.is_paused(&self.group.name, tier)
+            || gating.of(received.task()).is_some()
+            || is_at_limit();
         is_held_back && settings.publisher.has_database()
     }
 

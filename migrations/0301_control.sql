@@ -18,27 +18,18 @@ CREATE TABLE tierline.controls (
 );
 CREATE INDEX controls_by_target ON tierline.controls (app, kind, target_kind, target);
 
--- Tasks that may not run now: they are paused, or at a limit. Claims never read them.
-CREATE TABLE tierline.parked (
-    id uuid PRIMARY KEY,
-    due_at timestamptz NOT NULL CHECK (isfinite(due_at)),
-    backlog integer NOT NULL,
-    first_backlog integer,
-    rank smallint NOT NULL CHECK (rank BETWEEN -255 AND 0 OR rank BETWEEN 745 AND 1000),
-    is_held boolean NOT NULL DEFAULT false,
-    task text NOT NULL,
-    name text,
-    properties bytea,
-    payload bytea NOT NULL
-);
--- The order in which the tasks of a name go on.
-CREATE UNIQUE INDEX parked_order ON tierline.parked (backlog, task, rank, due_at, id);
-CREATE INDEX parked_by_name ON tierline.parked (name) WHERE name IS NOT NULL;
--- Made last, so that a plan that was made while the table was empty looks ids up with it.
-ALTER TABLE tierline.parked DROP CONSTRAINT parked_pkey, ADD CONSTRAINT parked_pkey PRIMARY KEY (id);
-
-ALTER TABLE tierline.parked SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
-    autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0.5);
+-- How processes divide the limits of tiers and tasks. Few rows; each is written some times a second while something starts.
+CREATE TABLE tierline.limits (
+    app text NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('tier', 'task')),
+    name text NOT NULL,
+    -- Rises with each change: nobody writes over what he has not read.
+    version bigint NOT NULL DEFAULT 1,
+    -- Who holds what, and what nobody holds, as JSON.
+    state text NOT NULL,
+    PRIMARY KEY (app, kind, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);
 
 -- Which processes live, and what each can run. NULL: the process is of a release that does not say.
 ALTER TABLE tierline.workers

@@ -16,7 +16,7 @@ use super::database::DatabaseSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
@@ -389,13 +389,20 @@ impl Builder {
             }
             None => (from, None),
         };
+        let limits = Limits::new(
+            &topology,
+            #[cfg(feature = "postgres")]
+            database.as_ref(),
+            #[cfg(feature = "postgres")]
+            &observers,
+        );
         #[cfg(feature = "postgres")]
         let controls = match &database {
-            Some(database) => KnownControls::watch(database, &topology, &observers),
-            None => KnownControls::none(),
+            Some(database) => KnownControls::watch(database, &topology, &limits, &observers),
+            None => KnownControls::none(&topology),
         };
         #[cfg(not(feature = "postgres"))]
-        let controls = KnownControls::none();
+        let controls = KnownControls::none(&topology);
         let publisher = Publisher::new(
             topology.clone(),
             from,
@@ -418,9 +425,7 @@ impl Builder {
             on_connect,
             observers: observers.clone(),
             #[cfg(feature = "postgres")]
-            database: database
-                .clone()
-                .filter(|_| topology.tiers_using_postgres().next().is_some()),
+            database: database.clone().filter(|_| topology.needs_tables()),
             has_database,
             #[cfg(feature = "deadpool-lapin")]
             pool,
@@ -449,6 +454,7 @@ impl Builder {
                 abort_when_hung,
                 suspects: Arc::default(),
                 controls,
+                limits,
                 collector: None,
             },
         };

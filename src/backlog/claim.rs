@@ -328,7 +328,7 @@ pub(crate) fn seconds(after: Duration) -> f64 {
 }
 
 /// A token for a claim. It is random, so that not even a database that lost its last transactions gives it out again.
-fn draw_token() -> i64 {
+pub(super) fn draw_token() -> i64 {
     (Uuid::now_v7().as_u128() as u64 >> 1) as i64
 }
 

@@ -22,6 +22,7 @@ mod insert;
 mod inspect;
 mod keys;
 mod notify;
+mod parked;
 mod prepare;
 mod promote;
 mod reassign;
@@ -48,6 +49,10 @@ pub(crate) use keys::{
     Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, hold_keys_to_the_end, remove_expired_keys,
 };
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
+pub(crate) use parked::{
+    Lane, LaneClaim, OpenLanes, ParkFrom, ParkedRow, Sweep, Unparked, claim_parked, lock_ready,
+    open_lanes, park, remove_empty_lanes, unpark,
+};
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
 };

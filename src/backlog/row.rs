@@ -33,6 +33,8 @@ pub(crate) struct NewRow {
     pub(crate) payload: Vec<u8>,
     /// The key that it is published with.
     pub(crate) key: Option<RowKey>,
+    /// Whether its message waited in the queue of its tier, which has room for it by the queue's own limit.
+    pub(crate) is_parked: bool,
 }
 
 impl NewRow {
@@ -62,6 +64,7 @@ impl NewRow {
             after,
             properties,
             payload: std::mem::take(&mut message.payload),
+            is_parked: false,
         }
     }
 
@@ -85,6 +88,7 @@ impl NewRow {
             properties: Some(properties::encode(sent)),
             payload,
             key: None,
+            is_parked: false,
         }
     }
 
@@ -126,6 +130,11 @@ pub(crate) struct RunKey {
 }
 
 impl ClaimedRow {
+    /// The name of its task.
+    pub(crate) fn task(&self) -> &str {
+        &self.task
+    }
+
     /// How many bytes it takes, about.
     pub(crate) fn size(&self) -> usize {
         self.payload.len() + self.properties.as_ref().map_or(0, Vec::len)
@@ -192,6 +201,7 @@ impl ClaimedRow {
                     history: Vec::new(),
                     redriven: None,
                     key: None,
+                    limit_key: None,
                 },
                 now,
             );
@@ -240,6 +250,7 @@ fn is_plain(message: &Message) -> bool {
         && message.history.is_empty()
         && message.redriven.is_none()
         && message.key.is_none()
+        && message.limit_key.is_none()
 }
 
 /// A text that Postgres accepts: without NUL. The properties have the text as it is.

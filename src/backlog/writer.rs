@@ -375,6 +375,10 @@ impl WriterConnection {
         let mut admitted = Vec::with_capacity(batch.len());
         let mut refused = None;
         for mut insert in batch.drain(..) {
+            if insert.row.is_parked {
+                admitted.push(insert);
+                continue;
+            }
             if refused.is_none() {
                 refused = self.admit(&room).await.err();
             }

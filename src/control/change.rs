@@ -11,11 +11,11 @@ use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
 use super::table::{Reason, begin, end, lock};
 use crate::Error;
-use crate::error::ControlError;
+use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
-use crate::topology::{Tier, near_miss, show_duration};
+use crate::topology::{Limit, Tier, near_miss, show_duration};
 
 /// The longest operator name and reason that are kept, in bytes.
 const LONGEST: usize = 200;
@@ -97,6 +97,39 @@ impl Change {
     async fn run(self) -> Result<Changed, Error> {
         self.unreadable.check()?;
         self.check()?;
+        let (before, after) = match self.store().await {
+            // An app whose tiers are all on the broker may have no tables yet.
+            Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
+                self.control.database.migrate().await?;
+                self.store().await?
+            }
+            stored => stored?,
+        };
+        let mut notes = match &self.kind {
+            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            Kind::End("override") if before.is_some() => vec![
+                "publishes and retries go by the map again; rows that have moved stay where they are".to_owned(),
+            ],
+            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
+            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
+            _ => Vec::new(),
+        };
+        if after.is_none() && before.is_none() {
+            notes.push(format!(
+                "{} was not {}",
+                self.target,
+                self.kind.participle()
+            ));
+        }
+        Ok(Changed {
+            before,
+            after,
+            notes,
+        })
+    }
+
+    /// Makes the change. Returns what was in force, and what is.
+    async fn store(&self) -> Result<(Option<ControlEntry>, Option<ControlEntry>), Error> {
         let database = &self.control.database;
         let changing = async {
             let mut connection = database.pool().acquire().await?;
@@ -134,26 +167,7 @@ impl Change {
             Ok((before, after))
         };
         let tried = format!("{} {:?}", self.words(), self.target.name());
-        let (before, after) = database.within(STATEMENT_LIMIT, &tried, changing).await?;
-        let mut notes = match &self.kind {
-            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
-            Kind::End("override") if before.is_some() => vec![
-                "publishes and retries go by the map again; rows that have moved stay where they are".to_owned(),
-            ],
-            _ => Vec::new(),
-        };
-        if after.is_none() && before.is_none() {
-            notes.push(format!(
-                "{} was not {}",
-                self.target,
-                self.kind.participle()
-            ));
-        }
-        Ok(Changed {
-            before,
-            after,
-            notes,
-        })
+        database.within(STATEMENT_LIMIT, &tried, changing).await
     }
 
     /// Refuses what the map does not have, and times that make no sense.
@@ -209,6 +223,33 @@ impl Change {
         notes.collect()
     }
 
+    /// What becomes of the limit of the map.
+    fn notes_of_limit(&self, set: Option<&Limit>) -> Vec<String> {
+        let topology = &self.control.topology;
+        let of_map = match &self.target {
+            Target::Tier(tier) => topology.tier(tier).and_then(|it| it.limit.as_ref()),
+            Target::Task(task) => topology.task(task).and_then(|it| it.limit.as_ref()),
+            _ => None,
+        };
+        let Some(of_map) = of_map else {
+            return Vec::new();
+        };
+        let mut notes = vec![match set {
+            Some(_) => format!("it replaces the limit of the map, {of_map}, for its time"),
+            None => format!("the limit of the map is in force again: {of_map}"),
+        }];
+        if let (
+            Some(Limit {
+                running: Some(_), ..
+            }),
+            Some(per),
+        ) = (set, &of_map.per)
+        {
+            notes.push(format!("running is for each {per}, as in the map"));
+        }
+        notes
+    }
+
     /// The tiers that the target has, or is in.
     fn tiers(&self) -> Vec<&Tier> {
         let topology = &self.control.topology;
@@ -242,8 +283,10 @@ impl Change {
     fn words(&self) -> String {
         let verb = match &self.kind {
             Kind::Begin(Setting::Pause) => "pause",
+            Kind::Begin(Setting::Limit(_)) => "limit",
             Kind::Begin(Setting::Override { .. }) => "override",
             Kind::End("pause") => "resume",
+            Kind::End("limit") => "unlimit",
             Kind::End(_) => "end override of",
         };
         format!("{verb} {}", self.target.kind())
@@ -261,6 +304,7 @@ impl Kind {
     fn participle(&self) -> &'static str {
         match self.as_str() {
             "pause" => "paused",
+            "limit" => "limited at run time",
             _ => "overridden",
         }
     }

@@ -6,6 +6,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::topology::Limit;
+
 /// A change that is in force, or was.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -50,6 +52,8 @@ pub enum Target {
 pub enum Setting {
     /// Nothing of it starts.
     Pause,
+    /// So often it starts, and so many of it run, in place of the limit of the map. One that limits nothing lifts that.
+    Limit(Limit),
     /// Its tasks go to another tier, or have another priority, than the map says.
     Override {
         /// The tier. `None`: that of the map.
@@ -111,10 +115,11 @@ impl fmt::Display for Target {
 }
 
 impl Setting {
-    /// `pause`, `override`.
+    /// `pause`, `limit`, `override`.
     pub fn kind(&self) -> &'static str {
         match self {
             Setting::Pause => "pause",
+            Setting::Limit(_) => "limit",
             Setting::Override { .. } => "override",
         }
     }
@@ -123,6 +128,7 @@ impl Setting {
     pub(super) fn to_json(&self) -> Value {
         match self {
             Setting::Pause => json!({}),
+            Setting::Limit(limit) => json!(limit),
             Setting::Override { tier, priority } => json!({ "tier": tier, "priority": priority }),
         }
     }
@@ -131,6 +137,7 @@ impl Setting {
     pub(super) fn from_json(kind: &str, stored: &Value) -> Option<Self> {
         match kind {
             "pause" => Some(Setting::Pause),
+            "limit" => Limit::from_json(stored).map(Setting::Limit),
             "override" => {
                 let priority = stored.get("priority").and_then(Value::as_u64);
                 Some(Setting::Override {

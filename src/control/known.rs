@@ -13,6 +13,8 @@ use tokio::time::sleep_until;
 use tokio::time::{Instant, timeout, timeout_at};
 
 #[cfg(feature = "postgres")]
+use super::Limits;
+#[cfg(feature = "postgres")]
 use super::table::{Loaded, load};
 use super::{Override, Snapshot};
 #[cfg(feature = "postgres")]
@@ -23,7 +25,6 @@ use crate::observe::Observers;
 use crate::postgres::{Database, DedicatedConnection};
 #[cfg(feature = "postgres")]
 use crate::service::Service;
-#[cfg(feature = "postgres")]
 use crate::topology::Topology;
 
 /// How often the database is asked. With the time that a consumer takes to stop, this is well below two seconds.
@@ -54,10 +55,10 @@ struct Flags {
 }
 
 impl KnownControls {
-    /// Those of an app without a database: there are none.
-    pub(crate) fn none() -> Self {
+    /// Those of an app without a database: what the map says.
+    pub(crate) fn none(topology: &Topology) -> Self {
         Self {
-            snapshot: watch::channel(Arc::default()).1,
+            snapshot: watch::channel(Arc::new(Snapshot::of(topology))).1,
             is_loaded: watch::channel(true).1,
             flags: Flags::new(true),
             first_answer_by: Instant::now(),
@@ -66,14 +67,20 @@ impl KnownControls {
 
     /// Asks the database from now on, as long as a clone of this value lives.
     #[cfg(feature = "postgres")]
-    pub(crate) fn watch(database: &Database, topology: &Topology, observers: &Observers) -> Self {
-        let (snapshot, known) = watch::channel(Arc::default());
+    pub(crate) fn watch(
+        database: &Database,
+        topology: &Topology,
+        limits: &Limits,
+        observers: &Observers,
+    ) -> Self {
+        let (snapshot, known) = watch::channel(Arc::new(Snapshot::of(topology)));
         let (loaded, is_loaded) = watch::channel(false);
         let flags = Flags::new(false);
         let flags_too = flags.clone();
-        let (database, topology, service) = (
+        let (database, topology, limits, service) = (
             database.clone(),
             topology.clone(),
+            limits.clone(),
             Service::new("controls", observers),
         );
         tokio::spawn(async move {
@@ -81,6 +88,7 @@ impl KnownControls {
                 let watcher = Watcher {
                     connection: DedicatedConnection::to(&database),
                     topology: &topology,
+                    limits: &limits,
                     snapshot: &snapshot,
                     is_loaded: &loaded,
                     flags: &flags_too,
@@ -166,6 +174,7 @@ impl Flags {
 struct Watcher<'a> {
     connection: DedicatedConnection,
     topology: &'a Topology,
+    limits: &'a Limits,
     snapshot: &'a watch::Sender<Arc<Snapshot>>,
     is_loaded: &'a watch::Sender<bool>,
     flags: &'a Flags,
@@ -205,6 +214,8 @@ impl Watcher<'_> {
 
     fn learn(&self, learned: Snapshot) {
         let has_overrides = learned.has_overrides();
+        // Whoever learns of the limits finds their gates.
+        self.limits.follow(&learned);
         self.snapshot.send_if_modified(|known| {
             let is_new = **known != learned;
             if is_new {

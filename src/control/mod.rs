@@ -1,11 +1,12 @@
-//! What operators change while the app runs: pauses and overrides, on record, and without a deploy.
+//! What operators change while the app runs: pauses, limits and overrides, on record, and without a deploy.
 //!
 //! The changes are rows in Postgres. Every process of the app that has the database knows them within two seconds. A
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. `overriding` is that of an override, which
-//! also moves rows, and `doctor` names the overrides in force. [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
+//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. `limit_change` is how
+//! it sets a limit, and `limit` keeps limits, those of the map too. `overriding` makes an override, which also moves rows, and `doctor` names
+//! those in force. [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
 mod change;
@@ -15,7 +16,11 @@ mod doctor;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
+mod gating;
 mod known;
+mod limit;
+#[cfg(feature = "postgres")]
+mod limit_change;
 #[cfg(feature = "postgres")]
 mod operator;
 #[cfg(feature = "postgres")]
@@ -30,7 +35,11 @@ mod table;
 pub use change::{Change, Changed};
 #[cfg(feature = "postgres")]
 pub use entry::{ControlEntry, Setting, Target};
+pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
+pub(crate) use limit::{Gate, Gates, Limits, Permit};
+#[cfg(feature = "postgres")]
+pub use limit_change::LimitChange;
 #[cfg(feature = "postgres")]
 pub use operator::Control;
 #[cfg(feature = "postgres")]

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::change::Change;
 use super::entry::{ControlEntry, Setting, Target};
+use super::limit_change::LimitChange;
 use super::overriding::Overriding;
 use super::process::{Process, processes};
 use super::table::in_force;
@@ -108,6 +109,40 @@ impl Control {
     /// Ends the pause of a task.
     pub fn resume_task(&self, task: &str) -> Change {
         Change::end(self, Target::Task(task.to_owned()), "pause")
+    }
+
+    /// Limits a tier in place of the limit that the map may have for it: how often its tasks start, or how many of them run,
+    /// over all processes of the app that have the database. A tier at its limit takes no slot and holds up no other; its
+    /// tasks stay where they are.
+    ///
+    /// ```no_run
+    /// # async fn example(control: tierline::control::Control) -> Result<(), tierline::Error> {
+    /// let slower = control.limit_tier("mail").rate("50/m").burst(5).running(2);
+    /// slower.by("ada").because("the provider asks for it").lasting("2h").await?;
+    /// control.unlimit_tier("mail").by("ada").because("they are well again").await?;
+    /// // For an hour as if the map had no limit.
+    /// control.limit_tier("exports").none().lasting("1h").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn limit_tier(&self, tier: &str) -> LimitChange {
+        LimitChange::new(self, Target::Tier(tier.to_owned()))
+    }
+
+    /// Limits a task in place of the limit that the map may have for it, in whatever tier it is. If the map has `per` for
+    /// it, `running` is for each key. The tier's other tasks go on.
+    pub fn limit_task(&self, task: &str) -> LimitChange {
+        LimitChange::new(self, Target::Task(task.to_owned()))
+    }
+
+    /// Ends the limit of a tier that was set at run time. The limit of the map, if it has one, is in force again; to lift
+    /// that for a time, set [`none`](LimitChange::none).
+    pub fn unlimit_tier(&self, tier: &str) -> Change {
+        Change::end(self, Target::Tier(tier.to_owned()), "limit")
+    }
+
+    /// Ends the limit of a task that was set at run time, as [`unlimit_tier`](Self::unlimit_tier) does.
+    pub fn unlimit_task(&self, task: &str) -> Change {
+        Change::end(self, Target::Task(task.to_owned()), "limit")
     }
 
     /// Gives a task another tier, or another priority, or both, for a while.

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-/// What is in force. An empty one is that of an app without a database.
+use crate::topology::{Limit, Topology};
+
+/// What is in force.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Snapshot {
     pub(super) paused_tiers: HashSet<String>,
@@ -12,8 +14,27 @@ pub(crate) struct Snapshot {
     pub(super) task_overrides: HashMap<String, Override>,
     /// By the beginning of the tasks' names, the longest first.
     pub(super) prefix_overrides: Vec<(String, Override)>,
-    /// When tiers were paused that are not any more: tasks waited there through no fault of theirs.
-    pub(super) past_pauses: HashMap<String, Vec<(SystemTime, SystemTime)>>,
+    /// When something was paused that is not any more: tasks waited through no fault of theirs.
+    pub(super) past_pauses: Vec<PastPause>,
+    /// The limits in force: those of the map, where no operator has replaced them.
+    pub(super) tier_limits: HashMap<String, Limit>,
+    pub(super) task_limits: HashMap<String, Limit>,
+}
+
+/// A pause that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PastPause {
+    pub(super) target: PauseTarget,
+    pub(super) since: SystemTime,
+    pub(super) until: SystemTime,
+}
+
+/// What was paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PauseTarget {
+    Tier(String),
+    Group(String),
+    Task(String),
 }
 
 /// Another tier or priority for a task than the map's.
@@ -24,14 +45,63 @@ pub(crate) struct Override {
 }
 
 impl Snapshot {
+    /// What is in force where no operator has changed anything.
+    pub(crate) fn of(topology: &Topology) -> Self {
+        let tiers = topology.tiers().iter();
+        let tiers = tiers.filter_map(|it| Some((it.name.clone(), it.limit.clone()?)));
+        let tasks = topology.tasks().iter();
+        let tasks = tasks.filter_map(|it| Some((it.name.clone(), it.limit.clone()?)));
+        Self {
+            tier_limits: tiers.collect(),
+            task_limits: tasks.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Has an operator's limit in place of the map's.
+    #[cfg(feature = "postgres")]
+    pub(super) fn limit_tier(&mut self, tier: String, limit: Limit) {
+        replace(&mut self.tier_limits, tier, limit);
+    }
+
+    /// The same for a task, whose keys stay those of the map.
+    #[cfg(feature = "postgres")]
+    pub(super) fn limit_task(&mut self, topology: &Topology, task: String, limit: Limit) {
+        let of_map = topology.task(&task).and_then(|it| it.limit.as_ref());
+        let per = of_map.and_then(|limit| limit.per.clone());
+        let limit = Limit {
+            per: per.filter(|_| limit.running.is_some()),
+            ..limit
+        };
+        replace(&mut self.task_limits, task, limit);
+    }
+
+    /// The limit of a tier: an operator's, else the map's.
+    #[cfg_attr(not(test), expect(dead_code, reason = "nobody shows it yet"))]
+    pub(crate) fn limit_of_tier(&self, tier: &str) -> Option<&Limit> {
+        self.tier_limits.get(tier)
+    }
+
+    /// The limit of a task: an operator's, else the map's.
+    pub(crate) fn limit_of_task(&self, task: &str) -> Option<&Limit> {
+        self.task_limits.get(task)
+    }
+
+    /// The limits of tiers, by their names.
+    pub(crate) fn tier_limits(&self) -> impl Iterator<Item = (&str, &Limit)> {
+        let limits = self.tier_limits.iter();
+        limits.map(|(name, limit)| (name.as_str(), limit))
+    }
+
+    /// The limits of tasks, by their names.
+    pub(crate) fn task_limits(&self) -> impl Iterator<Item = (&str, &Limit)> {
+        let limits = self.task_limits.iter();
+        limits.map(|(name, limit)| (name.as_str(), limit))
+    }
+
     /// Whether a tier, or the group that has it, is paused.
     pub(crate) fn is_paused(&self, group: &str, tier: &str) -> bool {
         self.paused_tiers.contains(tier) || self.paused_groups.contains(group)
-    }
-
-    pub(crate) fn is_task_paused(&self, task: &str) -> bool {
-        // Nearly always nothing is paused, and this is asked for each delivery.
-        !self.paused_tasks.is_empty() && self.paused_tasks.contains(task)
     }
 
     pub(crate) fn paused_tasks(&self) -> impl Iterator<Item = &str> {
@@ -69,21 +139,85 @@ impl Snapshot {
         found.map(|(_, found)| found)
     }
 
-    /// How long a tier was paused in the time before `now`: as much longer its tasks may wait.
-    pub(crate) fn time_paused(&self, tier: &str, within: Duration, now: SystemTime) -> Duration {
-        let Some(pauses) = self.past_pauses.get(tier) else {
-            return Duration::ZERO;
+    /// How long tasks of a group's tier were paused in the time before `now`: as much longer they may wait. `is_task` says
+    /// which tasks are meant. Pauses at the same time count once.
+    pub(crate) fn time_paused(
+        &self,
+        group: &str,
+        tier: &str,
+        is_task: impl Fn(&str) -> bool,
+        within: Duration,
+        now: SystemTime,
+    ) -> Duration {
+        let is_meant = |pause: &&PastPause| match &pause.target {
+            PauseTarget::Tier(paused) => paused == tier,
+            PauseTarget::Group(paused) => paused == group,
+            PauseTarget::Task(paused) => is_task(paused),
         };
-        let earliest = now.checked_sub(within).unwrap_or(SystemTime::UNIX_EPOCH);
-        let recent = pauses.iter().filter(|(_, until)| *until >= earliest);
-        let lengths = recent.map(|(since, until)| until.duration_since(*since).unwrap_or_default());
-        lengths.sum()
+        let mut paused = Duration::ZERO;
+        let mut counted_from = now;
+        // The latest first: what a task waited before a pause counts, and the pause does not.
+        let mut pauses: Vec<&PastPause> = self.past_pauses.iter().filter(is_meant).collect();
+        pauses.sort_by_key(|pause| std::cmp::Reverse(pause.until));
+        for pause in pauses {
+            let until = pause.until.min(counted_from);
+            let unpaused = now
+                .duration_since(until)
+                .unwrap_or_default()
+                .saturating_sub(paused);
+            if unpaused > within {
+                break;
+            }
+            paused += until.duration_since(pause.since).unwrap_or_default();
+            counted_from = counted_from.min(pause.since);
+        }
+        paused
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn replace(limits: &mut HashMap<String, Limit>, name: String, limit: Limit) {
+    match limit.rate.is_some() || limit.running.is_some() {
+        true => drop(limits.insert(name, limit)),
+        false => drop(limits.remove(&name)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_limit_of_an_operator_replaces_that_of_the_map_wholly_but_for_its_keys() {
+        let map = r#"
+            app = "shop"
+            [tiers.mail]
+            queue = "postgres"
+            limit = { rate = "1/s", running = 2 }
+            [groups.all]
+            tiers = ["mail"]
+            concurrency = 1
+            [tasks]
+            "mail.send" = { tier = "mail", limit = { running = 1, per = "customer" } }
+        "#;
+        let topology = Topology::parse(map).unwrap();
+        let mut snapshot = Snapshot::of(&topology);
+        let running = |running| Limit {
+            running: Some(running),
+            ..Limit::NONE
+        };
+        let shown = |limit: Option<&Limit>| limit.map(Limit::to_string);
+        let tier = |snapshot: &Snapshot| shown(snapshot.limit_of_tier("mail"));
+        let task = |snapshot: &Snapshot| shown(snapshot.limit_of_task("mail.send"));
+        assert_eq!(tier(&snapshot).unwrap(), "1/s with bursts of 1, 2 running");
+        snapshot.limit_tier("mail".into(), running(5));
+        assert_eq!(tier(&snapshot).unwrap(), "5 running");
+        snapshot.limit_tier("mail".into(), Limit::NONE);
+        assert_eq!(tier(&snapshot), None);
+        snapshot.limit_task(&topology, "mail.send".into(), running(3));
+        assert_eq!(task(&snapshot).unwrap(), "3 running per customer");
+    }
 
     fn to(tier: &str) -> Override {
         Override {
@@ -121,16 +255,27 @@ mod tests {
     }
 
     #[test]
-    fn pauses_of_long_ago_do_not_count() {
+    fn the_time_of_pauses_counts_once_and_those_of_long_ago_do_not() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let pause = |target, since, until| PastPause {
+            target,
+            since: at(since),
+            until: at(until),
+        };
+        let bulk = || PauseTarget::Tier("bulk".into());
         let snapshot = Snapshot {
-            past_pauses: HashMap::from([(
-                "bulk".into(),
-                vec![(at(10), at(20)), (at(100), at(130))],
-            )]),
+            past_pauses: vec![
+                pause(bulk(), 10, 20),
+                pause(bulk(), 100, 130),
+                pause(PauseTarget::Group("slow".into()), 110, 120),
+                pause(PauseTarget::Task("other".into()), 130, 140),
+            ],
             ..Snapshot::default()
         };
-        let paused = |within| snapshot.time_paused("bulk", Duration::from_secs(within), at(140));
+        let paused = |within| {
+            let within = Duration::from_secs(within);
+            snapshot.time_paused("slow", "bulk", |task| task == "export", within, at(140))
+        };
         assert_eq!(paused(60), Duration::from_secs(30));
         assert_eq!(paused(1_000), Duration::from_secs(40));
         assert_eq!(paused(5), Duration::ZERO);

@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::entry::{ControlEntry, Setting, Target};
-use super::snapshot::{Override, Snapshot};
+use super::snapshot::{Override, PastPause, PauseTarget, Snapshot};
 use crate::postgres::{PgConnection, Time};
 use crate::topology::Topology;
 
@@ -24,7 +24,6 @@ pub(super) struct Loaded {
 
 /// A row of the table.
 pub(super) struct StoredControl {
-    pub(super) id: i64,
     pub(super) entry: ControlEntry,
     /// Whether it has ended.
     is_over: bool,
@@ -38,7 +37,7 @@ pub(super) async fn load(
     topology: &Topology,
 ) -> Result<Loaded, sqlx::Error> {
     let mut loaded = Loaded {
-        snapshot: Snapshot::default(),
+        snapshot: Snapshot::of(topology),
         next_end: None,
     };
     // Many apps have a database that they have not migrated yet: each poll would be an error in its log.
@@ -84,19 +83,23 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, entry: ControlEntry, is_o
         (Setting::Pause, Target::Group(group), false) => drop(snapshot.paused_groups.insert(group)),
         (Setting::Pause, Target::Task(task), false) => drop(snapshot.paused_tasks.insert(task)),
         (Setting::Pause, target, true) => {
-            let tiers = match target {
-                Target::Tier(tier) => vec![tier],
-                Target::Group(group) => {
-                    let group = topology.group(&group);
-                    group.map(|group| group.tiers.clone()).unwrap_or_default()
-                }
-                _ => Vec::new(),
+            let target = match target {
+                Target::Tier(tier) => PauseTarget::Tier(tier),
+                Target::Group(group) => PauseTarget::Group(group),
+                Target::Task(task) => PauseTarget::Task(task),
+                Target::Prefix(_) => return,
             };
-            for tier in tiers {
-                let pause = until.map(|until| (since, until));
-                let pauses = snapshot.past_pauses.entry(tier).or_default();
-                pauses.extend(pause);
-            }
+            snapshot.past_pauses.extend(until.map(|until| PastPause {
+                target,
+                since,
+                until,
+            }));
+        }
+        (Setting::Limit(limit), Target::Tier(tier), false) => {
+            snapshot.limit_tier(tier, limit);
+        }
+        (Setting::Limit(limit), Target::Task(task), false) => {
+            snapshot.limit_task(topology, task, limit);
         }
         (Setting::Override { tier, priority }, Target::Task(task), false) => {
             snapshot
@@ -165,7 +168,6 @@ fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
     let Time(since) = row.try_get("since")?;
     let until: Option<Time> = row.try_get("until")?;
     Ok(Some(StoredControl {
-        id: row.try_get("id")?,
         entry: ControlEntry {
             target,
             setting,

@@ -61,6 +61,7 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (TopologyError::NotOnBroker { tier: t(), near: None, on_broker: t() }.into(), NotFound, false, None),
         (TopologyError::NoBroker { tiers: t() }.into(), Configuration, false, None),
         (TopologyError::NoDatabase { tiers: t() }.into(), Configuration, false, None),
+        (TopologyError::LimitsWithoutDatabase { limited: t() }.into(), Configuration, false, None),
         (PublishError::DelayTooLong { delay: Duration::MAX, longest: Duration::ZERO }.into(), Invalid, false, NO),
         (PublishError::NoDelays { task: t(), tier: t() }.into(), Invalid, false, NO),
         (PublishError::InvalidKey { task: t(), problem: t() }.into(), Invalid, false, NO),

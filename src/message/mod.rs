@@ -75,7 +75,12 @@ pub struct Message {
     pub redriven: Option<Redriven>,
     /// The unique or idempotency key that it was published with.
     pub key: Option<TaskKey>,
+    /// The key that a limit with `per` counts it under, if its publisher named one. Else the payload has it.
+    pub limit_key: Option<String>,
 }
+
+/// The longest [`limit_key`](Message::limit_key) that a publisher may name, in bytes.
+pub(crate) const MAX_LIMIT_KEY: usize = 200;
 
 /// Where a redriven message came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +99,7 @@ impl Message {
     pub fn first(request: PublishRequest, tier: &str, priority: u8, now: SystemTime) -> Self {
         Self {
             key: request.task_key(),
+            limit_key: request.limit_key,
             task: request.task,
             id: request.id.unwrap_or_else(|| TaskId::drawn_at(now)),
             payload: request.payload,

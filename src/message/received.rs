@@ -131,6 +131,18 @@ impl Received {
         message.as_ref()
     }
 
+    /// The name of its task, without parsing it. Empty: it has none.
+    pub(crate) fn task(&self) -> &str {
+        match (self.is_known, self.message.get()) {
+            (true, Some(Ok(message))) => &message.task,
+            _ => self
+                .properties
+                .kind()
+                .as_ref()
+                .map_or("", |task| task.as_str()),
+        }
+    }
+
     /// A message without an id is given one.
     fn parse(&self) -> Result<Message, Unreadable> {
         let mut unparsed = self.unparsed.lock().unwrap_or_else(PoisonError::into_inner);

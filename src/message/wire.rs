@@ -24,6 +24,7 @@
 //! | header `tierline-history` | failed attempts, JSON: `[{"attempt", "at", "kind", "error"}]` | none |
 //! | headers `tierline-redriven-from`, `-by` | the dead letter it was, and who redrove it | none |
 //! | headers `tierline-unique-key`, `tierline-idempotency-key` | the [key](crate::task::TaskKey) that it was published with. A record that holds no key: rows in Postgres do | none |
+//! | header `tierline-limit-key` | the key that a [limit](crate::topology::Limit) with `per` counts it under | the field of the payload that the map names |
 //! | header `tierline-left-out` | the names of headers that had no room when it was sent on, a JSON list | none |
 //! | header `tierline-repaired` | what was wrong with its properties when they came | nothing |
 //! | header `tierline-raw-properties` | those properties as they came, or the first 24 KiB of them, as bytes | |
@@ -93,7 +94,7 @@ use std::time::SystemTime;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
-use super::{Message, Redriven, Repaired};
+use super::{MAX_LIMIT_KEY, Message, Redriven, Repaired};
 use crate::Error;
 use crate::error::PublishError;
 use crate::task::TaskId;
@@ -119,6 +120,7 @@ const OWN: &str = "tierline-";
 const VERSION_HEADER: &str = "tierline-version";
 const ATTEMPT: &str = "tierline-attempt";
 const CRASHES: &str = "tierline-crashes";
+const LIMIT_KEY: &str = "tierline-limit-key";
 const PERSISTENT: u8 = 2;
 /// What a header of text takes in a frame beside its name and value: two lengths and a type.
 const FIELD_OVERHEAD: usize = 6;
@@ -193,6 +195,9 @@ impl Message {
         if let Some(key) = &self.key {
             write_key(headers, key);
         }
+        if let Some(key) = &self.limit_key {
+            insert(headers, LIMIT_KEY, long(key));
+        }
     }
 
     fn write_enqueued_at(&self, headers: &mut FieldTable) {
@@ -214,6 +219,13 @@ impl Message {
         };
         if self.id.as_str().is_empty() || self.id.as_str().len() > LONGEST {
             return refuse(format!("its id must have 1 to {LONGEST} bytes"));
+        }
+        if self
+            .limit_key
+            .as_ref()
+            .is_some_and(|key| key.len() > MAX_LIMIT_KEY)
+        {
+            return refuse(format!("its limit_key may have {MAX_LIMIT_KEY} bytes"));
         }
         for name in self.headers.keys() {
             if name.is_empty() || name.len() > LONGEST {
@@ -309,6 +321,10 @@ impl Message {
                         .unwrap_or_default(),
                 }),
             key: read_key(headers),
+            limit_key: headers
+                .get(LIMIT_KEY)
+                .and_then(text)
+                .map(|key| cut(&key, MAX_LIMIT_KEY).to_owned()),
         })
     }
 }

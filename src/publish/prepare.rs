@@ -144,9 +144,19 @@ impl Inner {
     ) -> Result<Destination, Error> {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
-            is_row: request.has_key(),
+            is_row: request.has_key() || self.is_limited_per_key(&request.task),
         };
         self.destination(request, route_request, broker)
+    }
+
+    /// Whether a task has a limit per key, which only rows can heed. Without a database the task goes to the broker, and its
+    /// worker makes it a row.
+    fn is_limited_per_key(&self, task: &str) -> bool {
+        let limit = self
+            .topology
+            .task(task)
+            .and_then(|task| task.limit.as_ref());
+        self.has_database() && limit.is_some_and(|limit| limit.per.is_some())
     }
 
     pub(super) fn destination(

@@ -90,7 +90,14 @@ impl RelayedTier {
         Some(Self {
             consumer,
             name: name.to_owned(),
-            rows: Box::new(Rows::new(rows, "relay", 0, name, UNCONFIRMED + PREFETCHED)?),
+            rows: Box::new(Rows::new(
+                rows,
+                "relay",
+                0,
+                name,
+                1,
+                UNCONFIRMED + PREFETCHED,
+            )?),
             keys: KeyHolder::new(rows.database()),
             publishing: FuturesUnordered::new(),
             unconfirmed_bytes: 0,

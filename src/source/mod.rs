@@ -7,6 +7,7 @@
 
 pub(crate) mod amqp;
 mod crash;
+mod parked_tasks;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 mod suspects;
@@ -21,10 +22,12 @@ use tokio::time::Instant;
 
 #[cfg(feature = "postgres")]
 use crate::completion::RunningRow;
+use crate::control::Permit;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, Observers, TaskRef};
 use crate::task::{Cancellation, TaskEnding};
 
+pub(crate) use parked_tasks::ParkedTasks;
 pub(crate) use suspects::Suspects;
 
 /// The number of a delivery within its source. It is never used again.
@@ -35,6 +38,8 @@ pub(crate) type Handle = u64;
 pub(crate) struct Delivery {
     pub(crate) handle: Handle,
     pub(crate) received: Arc<Received>,
+    /// Held while it runs, if its task has a limit.
+    pub(crate) permit: Option<Permit>,
     /// What its run must heed, if it has a lease. A delivery of the broker has none.
     pub(crate) lease: Option<LeasedRun>,
 }

@@ -63,6 +63,8 @@ pub struct PublishRequest {
     pub unique: Option<Unique>,
     /// The key of a request that may be repeated. See [`PublishBuilder::idempotency_key`].
     pub idempotency_key: Option<IdempotencyKey>,
+    /// The key that a limit with `per` counts it under. See [`PublishBuilder::limit_key`].
+    pub limit_key: Option<String>,
 }
 
 impl PublishRequest {
@@ -97,6 +99,7 @@ impl PublishRequest {
             once: false,
             unique: None,
             idempotency_key: None,
+            limit_key: None,
         }
     }
 
@@ -315,6 +318,16 @@ impl PublishBuilder {
     /// used for another task or payload; [`PublishError::KeyBusy`].
     pub fn idempotency_key(self, key: impl Into<IdempotencyKey>) -> Self {
         self.with(|request| request.idempotency_key = Some(key.into()))
+    }
+
+    /// The key that a limit with `per` in the map counts the task under, such as a customer's number: at most so many tasks
+    /// of each key run at once. Also the key that takes its turn in a tier with `fair`. Default: the field of the payload
+    /// that the map names. At most 200 bytes.
+    ///
+    /// # Errors
+    /// [`PublishError::InvalidMessage`] if it is longer.
+    pub fn limit_key(self, key: impl Into<String>) -> Self {
+        self.with(|request| request.limit_key = Some(key.into()))
     }
 
     pub(crate) fn traceparent(self, traceparent: Option<&str>) -> Self {

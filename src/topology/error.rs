@@ -69,6 +69,18 @@ pub enum TopologyError {
         tiers: Box<str>,
     },
 
+    /// The map has limits that need the database, and the app was given none.
+    #[error(
+        "the map has limits that its processes share by way of the database ({limited}), and the app has none: call \
+         .postgres(…) on the builder, with the crate's feature `postgres`. Or write scope = \"process\" in the limit of a \
+         tier, which then holds for each process by itself; the limit of a task always needs the database, where its tasks \
+         wait, so give the task a tier of its own with a limit"
+    )]
+    LimitsWithoutDatabase {
+        /// The tiers and tasks that have them.
+        limited: Box<str>,
+    },
+
     /// A tier was to be relayed that the map does not have on the broker.
     #[error(
         "tier {tier:?} is not on the broker, so it cannot be relayed{}; these are: {on_broker}",
@@ -111,7 +123,8 @@ impl TopologyError {
             TopologyError::Unreadable { .. }
             | TopologyError::Invalid(_)
             | TopologyError::NoBroker { .. }
-            | TopologyError::NoDatabase { .. } => ErrorKind::Configuration,
+            | TopologyError::NoDatabase { .. }
+            | TopologyError::LimitsWithoutDatabase { .. } => ErrorKind::Configuration,
             TopologyError::InvalidSchedule { .. } => ErrorKind::Invalid,
             TopologyError::UnknownSchedule { .. }
             | TopologyError::NotMoving { .. }

@@ -28,6 +28,8 @@
 //! | `lease` | how long a claimed task stays with its process after its last heartbeat; postgres only | `"2s"` to `"24h"` | `"30s"` |
 //! | `keep` | how long finished tasks are kept as a history; postgres only | `"1s"` to `"3650d"` | not at all |
 //! | `promote` | where a task goes that has waited for too long; postgres only. See the guide's page on aging and escalation | `{ after = "60m", to = "TIER" }`, with `after` from `"1s"` to `"365d"` | it stays |
+//! | `limit` | how often its tasks may start, and how many may run; see below | `{ rate = "100/m", burst = 20, running = 4 }` | as there are slots |
+//! | `fair` | the field of the payload whose values take turns when several have tasks that wait; postgres only | a path such as `"customer"` | tasks start in their order |
 //! | `generation` | which queue in succession serves the tier; not postgres | 1 to 9999 | 1 |
 //! | `formerly` | where the tier's messages waited before it moved; workers take from there too | `"classic"`, `"quorum"`, `"postgres"`, or `{ queue = "quorum", generation = 2 }` | it has not moved |
 //! | `delays` | whether the tier has delay queues, which delays, retries and snoozes need; not postgres, which always has delays | `true`, `false` | `true` |
@@ -39,7 +41,7 @@
 //! | `concurrency` | tasks that a process runs at once | 1 to 65535 | required |
 //! | `prefetch` | messages of a tier held per slot, the running one included | 1 to 65535, times `concurrency` at most 65535 | 1 |
 //! | **`[tasks]`** | the one tier of every task | required, may be empty | |
-//! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9 }` | priority 0 to the tier's `max_priority` | priority: see below |
+//! | `"NAME"` | `"tier"`, or `{ tier = "tier", priority = 9, limit = { rate = "100/m" } }` | priority 0 to the tier's `max_priority` | priority: see below |
 //! | **`[schedules.NAME]`** | a task that comes due by itself | | |
 //! | `task` | the task to publish | a name in `[tasks]` | required |
 //! | `cron` | when: minute, hour, day, month, weekday, with the second before them if there are six | a cron expression that fits some day | this or `every` |
@@ -52,6 +54,22 @@
 //! Durations are numbers with units (`ms`, `s`, `m`, `h`, `d`, `w`) or words for these, in whole milliseconds:
 //! `"100ms"`, `"1h30m"`, `"5 sec"`; see [`IntoDuration`](crate::task::IntoDuration). Sizes are one number with `B`, `KiB`, `MiB` or `GiB`. A key that is not in this table
 //! is an error. All the mistakes of a file are reported at once, each with its line and column.
+//!
+//! # Limits
+//! A tier and a task may have a `limit`, with at least one of `rate` and `running`. Where both have one, both hold. An
+//! operator may replace it while the app runs, with [`Control`](crate::control).
+//!
+//! | key of `limit` | meaning | values | default |
+//! |---|---|---|---|
+//! | `rate` | how often tasks start: in any time T, at most the rate times T, and `burst` more | `"100/m"`, `"0.5/s"`, `"5/10s"`: from one in a year to 1,000,000 in a second | no limit |
+//! | `burst` | how many may start at once after a rest; with `rate` only | 1 to 1000000 | what the rate gives in one second, rounded up |
+//! | `running` | how many may run at a time; with `per`, of each key | 1 to 1000000 | no limit |
+//! | `per` | the field of the payload whose values are the keys that `running` is for; tasks only | a path into JSON objects, such as `"customer"` or `"order.customer"` | `running` is for all |
+//! | `scope` | whether it holds for all processes of the app together, which needs the database, or for each by itself | `"app"`, `"process"` | `"app"` |
+//!
+//! `rate` and `burst` are always those of the whole tier or task. A tier at its limit starts nothing and holds up no
+//! other tier of its group; its messages stay where they are. The tasks of a task at its limit wait as rows in Postgres,
+//! so the limit of a task, unlike that of a tier, needs the database with every `scope`.
 //!
 //! # Long delays
 //! A tier on the broker has delay queues of its own for delays of up to 27 minutes, for publishes, retries and
@@ -100,6 +118,7 @@ pub mod export;
 mod file;
 mod formerly;
 mod group;
+pub(crate) mod limit;
 mod names;
 pub mod plan;
 pub mod problem;
@@ -121,6 +140,7 @@ use std::sync::Arc;
 pub use broker::BrokerSettings;
 pub use formerly::Formerly;
 pub use group::{Group, Order};
+pub use limit::{InvalidRate, Limit, LimitScope, Rate};
 pub use names::Names;
 pub use promotion::Promotion;
 pub(crate) use reader::near_miss;
@@ -263,6 +283,16 @@ impl Topology {
         self.tiers().iter().filter(|tier| tier.uses_postgres())
     }
 
+    /// Whether processes need the tables from the beginning: tiers live there, or limits are divided there.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn needs_tables(&self) -> bool {
+        let tiers = self.tiers().iter().map(|tier| tier.limit.as_ref());
+        let tasks = self.tasks().iter().map(|task| task.limit.as_ref());
+        let mut limits = tiers.chain(tasks).flatten();
+        self.tiers_using_postgres().next().is_some()
+            || limits.any(|limit| limit.scope == LimitScope::App)
+    }
+
     /// Whether the messages of this tier wait on the broker.
     pub(crate) fn is_on_broker(&self, tier: &str) -> bool {
         self.tier(tier).is_some_and(|tier| tier.home.is_on_broker())
@@ -290,6 +320,12 @@ impl Topology {
     /// The group of that name.
     pub fn group(&self, name: &str) -> Option<&Group> {
         self.groups().iter().find(|group| group.name == name)
+    }
+
+    /// The group that serves a tier.
+    pub(crate) fn group_of(&self, tier: &str) -> Option<&Group> {
+        let mut groups = self.groups().iter();
+        groups.find(|group| group.tiers.iter().any(|it| it == tier))
     }
 
     /// Every task with its tier, in the order of the file.

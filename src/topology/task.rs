@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use toml::de::{DeTable, DeValue};
 
+use super::limit::{self, Limit, Of};
 use super::names::LONGEST;
 use super::reader::{At, Reader, did_you_mean, found, near_miss, quoted};
 use super::source::Source;
@@ -22,6 +23,8 @@ pub struct MappedTask {
     /// tier's `max_priority` where that is lower. In a tier without priorities always 4, so that
     /// the first in is the first out on every version of RabbitMQ.
     pub priority: u8,
+    /// How often it may start, and how many may run, over all processes. Default `None`: as there are slots of its tier.
+    pub limit: Option<Limit>,
 }
 
 pub(super) fn read(root: &mut Reader<'_>, tiers: &[At<Tier>]) -> Vec<MappedTask> {
@@ -41,7 +44,7 @@ pub(super) fn read(root: &mut Reader<'_>, tiers: &[At<Tier>]) -> Vec<MappedTask>
 
 type Tiers<'t> = HashMap<&'t str, &'t Tier>;
 
-/// `"tier"`, or `{ tier = "tier", priority = 9 }`.
+/// `"tier"`, or `{ tier = "tier", priority = 9, limit = { … } }`.
 fn read_task<'f>(
     name: &At<&str>,
     value: &'f At<DeValue<'f>>,
@@ -50,8 +53,11 @@ fn read_task<'f>(
 ) -> Option<MappedTask> {
     check_name(name, source);
     let task = *name.get_ref();
-    let (tier, priority) = match value.get_ref() {
-        DeValue::String(tier) => (find_tier(task, tier, &value.span(), tiers, source)?, None),
+    let (tier, priority, limit) = match value.get_ref() {
+        DeValue::String(tier) => {
+            let tier = find_tier(task, tier, &value.span(), tiers, source)?;
+            (tier, None, None)
+        }
         DeValue::Table(table) if table.contains_key("tier") || is_inline(value, source) => {
             let what = format!("the task {}", quoted(task));
             let mut table = Reader::new(what, value.span(), table, source);
@@ -62,8 +68,12 @@ fn read_task<'f>(
             if let (Some(tier), Some(priority)) = (tier, priority) {
                 check_priority(priority, tier, &table);
             }
+            let limit = limit::read(&mut table, Of::Task);
+            if let (Some(tier), Some(limit)) = (tier, &limit) {
+                check_fair(limit, tier, &table);
+            }
             table.finish(&[("tier", "write { tier = \"NAME\", priority = 5 }")]);
-            (tier?, priority)
+            (tier?, priority, limit)
         }
         DeValue::Table(table) => {
             report_unquoted(task, table, source);
@@ -87,6 +97,7 @@ fn read_task<'f>(
         name: task.to_owned(),
         tier: tier.name.clone(),
         priority: tier.priority(priority),
+        limit,
     })
 }
 
@@ -137,6 +148,22 @@ fn check_priority(priority: u8, tier: &Tier, task: &Reader<'_>) {
         tier.name
     );
     task.reject("priority", message, Some(&help));
+}
+
+/// Refuses keys of a task that are not those of its tier: a row waits among those of one key.
+fn check_fair(limit: &Limit, tier: &Tier, task: &Reader<'_>) {
+    let (Some(per), Some(fair)) = (&limit.per, &tier.fair) else {
+        return;
+    };
+    if per != fair {
+        let message = format!(
+            "{} has a limit per {per:?}, and its tier {:?} is fair by {fair:?}",
+            task.what(),
+            tier.name
+        );
+        let help = "a waiting task is held back by one key; make the two the same, or give the task another tier";
+        task.reject("limit", message, Some(help));
+    }
 }
 
 /// A dot in a name without quotes makes a table of its first part: finds the names that were meant.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::delay;
 use super::formerly::{self, CHOICES, Formerly};
+use super::limit::{self, Limit, Of};
 use super::names::{self, Names, RESERVED_TIERS};
 use super::promotion::{self, Promotion, RulePlace};
 use super::reader::{At, Reader};
@@ -33,6 +34,11 @@ pub struct Tier {
     pub max_length: Option<u32>,
     /// Where a task of this tier goes when it has waited for too long; only in Postgres. Default `None`: it stays.
     pub promote: Option<Promotion>,
+    /// How often its tasks may start, and how many may run, over all processes. Default `None`: as there are slots.
+    pub limit: Option<Limit>,
+    /// The field of the payload whose values take turns when several have tasks that wait, as a path into JSON objects such
+    /// as `customer`; only in Postgres. Default `None`: the tasks start in their order.
+    pub fair: Option<String>,
     /// Which queue in succession serves the tier, 1 to 9999; default 1. A queue's arguments cannot
     /// change, so a tier whose arguments do gets its next generation.
     pub generation: u32,
@@ -285,6 +291,8 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> (Tier, Option<RulePlace>) {
         ttl: table.duration("ttl", TIMES),
         max_length: table.integer("max_length", COUNTS),
         promote,
+        limit: limit::read(&mut table, Of::Tier),
+        fair: limit::read_fair(&mut table, home),
         generation,
         formerly: formerly::read(&mut table, home, generation),
         delays: table.boolean("delays").unwrap_or(true),

@@ -15,11 +15,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::gates::{TierGates, changed};
 use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
 use super::transactions::GroupTransactions;
 use super::{Phase, Shared};
-use crate::control::Snapshot;
+use crate::control::{Permit, Snapshot};
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
@@ -53,6 +54,8 @@ pub(super) struct Group {
     controls_changed: BoxFuture<'static, ()>,
     /// Which tiers are paused, by their index.
     paused: Vec<bool>,
+    /// Which tiers are at their limit.
+    gates: TierGates,
     timer: Pin<Box<Sleep>>,
     /// When to tick although nothing has happened.
     wake_at: Option<Instant>,
@@ -62,9 +65,16 @@ pub(super) struct Group {
 }
 
 enum Job {
-    /// A handler, which is dropped with this.
-    Handler(AbortOnDropHandle<()>),
+    /// A handler, which is dropped with this, and the permits that it has as long as it runs.
+    Handler(AbortOnDropHandle<()>, Permits),
     Settling,
+}
+
+/// The permits of a tier and a task that have limits. They end with the handler, in whatever way it ends, and also with one
+/// that hangs: what it still does, nobody counts any more.
+struct Permits {
+    _tier: Option<Permit>,
+    _task: Option<Permit>,
 }
 
 impl Group {
@@ -95,6 +105,7 @@ impl Group {
             controls_changed: changed(controls.clone()),
             controls,
             paused: vec![false; group.tiers.len()],
+            gates: TierGates::new(&shared.settings.limits, &group.tiers),
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
@@ -111,7 +122,7 @@ impl Group {
         poll_fn(|cx| self.tick(cx)).await;
         // What still runs was waited for long enough, and goes back to the broker.
         for job in self.running.values() {
-            if let Job::Handler(handler) = job {
+            if let Job::Handler(handler, _) = job {
                 handler.abort();
             }
         }
@@ -125,6 +136,7 @@ impl Group {
             let is_quiet = !self.handle_job_events(cx);
             self.drain_if_asked(cx);
             self.pause_if_asked(cx);
+            self.gates.poll(&self.group.tiers, cx);
             for index in 0..self.sources.len() {
                 while let Poll::Ready(settled) = self.sources[index].poll(cx) {
                     self.running.remove(&(index, settled));
@@ -170,7 +182,7 @@ impl Group {
 
     fn settle(&mut self, key: JobKey, next: Next) {
         // A hung handler whose slot went on without it may end after all.
-        if !matches!(self.running.get(&key), Some(Job::Handler(_))) {
+        if !matches!(self.running.get(&key), Some(Job::Handler(..))) {
             return;
         }
         self.handlers -= 1;
@@ -187,7 +199,7 @@ impl Group {
     fn assign_slots(&mut self, cx: &mut Context<'_>) -> (Option<Instant>, bool) {
         let mut wake_at: Option<Instant> = None;
         while self.handlers < self.slots {
-            self.ask_supplies();
+            wake_at = [wake_at, self.ask_supplies()].into_iter().flatten().min();
             let free = self.slots - self.handlers;
             match self.order.next(free, &self.supplies) {
                 Choice::Take(tier) => {
@@ -246,8 +258,8 @@ impl Group {
         }
     }
 
-    /// What each tier can give: the best of its sources.
-    fn ask_supplies(&mut self) {
+    /// What each tier can give: the best of its sources. Returns when one that is at its limit may start its next.
+    fn ask_supplies(&mut self) -> Option<Instant> {
         self.supplies.clear();
         self.supplies.resize(self.tiers, Supply::Empty);
         for source in &mut self.sources {
@@ -265,10 +277,31 @@ impl Group {
                 (Supply::Empty, Supply::Empty) => Supply::Empty,
             };
         }
+        let mut next: Option<Instant> = None;
+        for (tier, supply) in self.supplies.iter_mut().enumerate() {
+            let is_ready = *supply == Supply::Ready;
+            if *supply == Supply::Empty {
+                continue;
+            }
+            // A tier at its limit is empty, and holds up no other.
+            *supply = match (self.gates.startable(tier, is_ready), *supply) {
+                (0, _) => Supply::Empty,
+                (startable, Supply::Coming(number)) => Supply::Coming(number.min(startable)),
+                (_, other) => other,
+            };
+            if is_ready && *supply == Supply::Empty {
+                next = next.into_iter().chain(self.gates.next_at(tier)).min();
+            }
+        }
+        next
     }
 
     /// Starts the tier's next delivery; whether there was one.
     fn take(&mut self, tier: usize) -> bool {
+        let Ok(permit) = self.gates.try_start(tier) else {
+            // Another group or worker of the process was faster.
+            return false;
+        };
         // Sources of one tier take turns: a queue that is never empty must not hold up the tier's rows.
         let (number, first) = (self.sources.len(), self.next_source[tier]);
         for index in (0..number).map(|step| (first + step) % number) {
@@ -280,18 +313,26 @@ impl Group {
             let Some(Delivery {
                 handle,
                 received,
+                permit: task_permit,
                 lease,
             }) = source.take()
             else {
-                return false;
+                break;
             };
             let key = (index, handle);
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
             let transactions = self.transactions.clone();
             let handler = job::start(shared, transactions, received, lease, key, sender);
-            self.running.insert(key, Job::Handler(handler));
+            let permits = Permits {
+                _tier: permit,
+                _task: task_permit,
+            };
+            self.running.insert(key, Job::Handler(handler, permits));
             self.handlers += 1;
             return true;
+        }
+        if let Some(permit) = permit {
+            permit.give_back();
         }
         false
     }
@@ -341,7 +382,7 @@ impl Drop for Group {
         };
         runtime.spawn(async move {
             let ending = running.into_values().map(|job| async move {
-                if let Job::Handler(handler) = job {
+                if let Job::Handler(handler, _permit) = job {
                     handler.abort();
                     let _ = handler.await;
                 }
@@ -358,15 +399,4 @@ fn sources_of(
 ) -> impl Iterator<Item = &mut Box<dyn Source>> {
     let is_of_tier = move |source: &&mut Box<dyn Source>| source.tier() == Some(tier);
     sources.iter_mut().filter(is_of_tier)
-}
-
-/// Completes when the value changes after this call.
-fn changed<T: Send + Sync + 'static>(mut value: watch::Receiver<T>) -> BoxFuture<'static, ()> {
-    value.mark_unchanged();
-    Box::pin(async move {
-        if value.changed().await.is_err() {
-            // The worker is gone, and with it this group; or nothing can change any more.
-            std::future::pending().await
-        }
-    })
 }

@@ -1,11 +1,12 @@
 //! Workers: which delivery a free slot takes, how it becomes a run of its handler, and what follows.
 //!
 //! Read in this order: `serve` is the public face, `check` refuses what cannot work, `group` is a pool of slots,
-//! `order` decides which tier is next, `job` is one delivery in a slot, `transactions` are those of its handler, and `watchdog` reports handlers that hang.
+//! `order` decides which tier is next, `gates` which of them may start something, `job` is one delivery in a slot, `transactions` are those of its handler, and `watchdog` reports handlers that hang.
 //! Deliveries come from the module `source`, and `execute` runs them.
 
 mod check;
 pub(crate) mod error;
+mod gates;
 mod group;
 mod job;
 mod order;

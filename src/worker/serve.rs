@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join};
+use futures_util::future::{BoxFuture, join, join3};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -17,7 +17,7 @@ use super::group::Group;
 use super::watchdog::Watchdog;
 use super::{Phase, Shared, WIND_DOWN};
 use crate::Error;
-use crate::control::KnownControls;
+use crate::control::{KnownControls, Limits};
 use crate::error::WorkerError;
 use crate::execute::Executor;
 use crate::message::QUARANTINE_FROM;
@@ -81,6 +81,7 @@ pub(crate) struct WorkerParts {
     pub(crate) abort_when_hung: bool,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
+    pub(crate) limits: Limits,
     pub(crate) collector: Option<StartCollector>,
 }
 
@@ -111,6 +112,8 @@ impl WorkerParts {
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
             suspects,
             controls: self.controls.clone(),
+            limits: self.limits.clone(),
+            parked_tasks: Arc::default(),
             redeclared: Default::default(),
         }
     }
@@ -242,7 +245,7 @@ impl Worker {
                 let _ = timeout(WIND_DOWN, collector).await;
             }
         };
-        join(running.end_leases(), collector).await;
+        join3(running.end_leases(), collector, parts.limits.give_back()).await;
         Ok(())
     }
 

@@ -21,8 +21,8 @@ mod unrouted;
 
 use std::sync::Arc;
 
-use super::{Source, Suspects};
-use crate::control::KnownControls;
+use super::{ParkedTasks, Source, Suspects};
+use crate::control::{KnownControls, Limits};
 use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
@@ -63,6 +63,8 @@ pub(crate) struct ConsumerSettings {
     pub(crate) dead_at_crashes: u32,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) controls: KnownControls,
+    pub(crate) limits: Limits,
+    pub(crate) parked_tasks: Arc<ParkedTasks>,
     pub(crate) redeclared: Redeclared,
 }
 

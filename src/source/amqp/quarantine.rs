@@ -24,6 +24,8 @@ use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::amqp::{Connection, close_unanswered};
 use crate::backoff::Backoff;
+#[cfg(feature = "postgres")]
+use crate::control::Gating;
 use crate::message::Received;
 use crate::source::suspects::Running;
 use crate::source::{Delivery, Handle, Next, Source, Supply};
@@ -216,6 +218,7 @@ impl Source for Quarantine {
         Some(Delivery {
             handle,
             received,
+            permit: None,
             lease,
         })
     }
@@ -395,6 +398,10 @@ impl Taker {
             (RedeliveryCause::Unexplained, _) => {
                 self.settings.count_crash(&origin, &received).await
             }
+            #[cfg(feature = "postgres")]
+            (RedeliveryCause::Explained, Some(tier)) if self.must_park(tier, &received) => {
+                self.settings.park(&received).await
+            }
             (RedeliveryCause::Explained, Some(tier)) => self.offer(&origin, tier, &received).await,
             // The map gives the task to another group today: its workers put it into their quarantine.
             (RedeliveryCause::Explained, None) => {
@@ -438,6 +445,20 @@ impl Taker {
         };
         received.assign_tier(tier);
         index
+    }
+
+    /// Whether a message may not run now as it comes, because of an operator or a limit: it waits as a row of its tier.
+    #[cfg(feature = "postgres")]
+    fn must_park(&self, tier: usize, received: &Received) -> bool {
+        let settings = &self.settings;
+        let Some(tier) = self.group.tiers.get(tier) else {
+            return false;
+        };
+        let snapshot = settings.controls.now();
+        let gating = Gating::new(&settings.topology, tier, &snapshot, &settings.limits);
+        let is_held_back =
+            snapshot.is_paused(&self.group.name, tier) || gating.of(received.task()).is_some();
+        is_held_back && settings.publisher.has_database()
     }
 
     /// Offers the message to the group, runs it, and stores what follows.

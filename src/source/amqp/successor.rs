@@ -1,12 +1,16 @@
 //! What follows on a delivery: its next attempt, its dead letter, its copy. The broker confirms it before the
 //! delivery itself is acknowledged.
 
+#[cfg(feature = "postgres")]
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use crate::Error;
+#[cfg(feature = "postgres")]
+use crate::backlog::NewRow;
 #[cfg(feature = "postgres")]
 use crate::dead::{Entry, write_entry};
 use crate::error::PublishError;
@@ -16,6 +20,8 @@ use crate::publish::{Content, Outgoing, OutgoingMessage};
 use crate::route::{self, RouteRequest};
 use crate::source::crash::{crash_loop, delay_after_crash};
 use crate::source::{Next, emit_dead, emit_later, no_delays, task_ref, unreadable};
+#[cfg(feature = "postgres")]
+use crate::topology::UNORDERED_PRIORITY;
 use crate::topology::delay;
 
 /// How long the broker may take to confirm what follows on a delivery.
@@ -177,6 +183,39 @@ impl ConsumerSettings {
                 self.redeclare().await;
                 Stored::NoQuarantine
             }
+            Err(error) => {
+                self.report_not_stored(received, &error).await;
+                Stored::No
+            }
+        }
+    }
+
+    /// Stores a message as a row of its tier, where it waits until it may run.
+    #[cfg(feature = "postgres")]
+    pub(super) async fn park(&self, received: &Received) -> Stored {
+        let Ok(message) = received.message() else {
+            return self
+                .store(&Origin::Tier(String::new()), received, unreadable(received))
+                .await;
+        };
+        let highest = self.topology.tier(&message.tier);
+        let is_ordered = highest.is_some_and(|tier| tier.home.max_priority().is_some());
+        let priority = match is_ordered {
+            true => message.priority,
+            // Without priorities all rows are equal, whatever another program gave them.
+            false => UNORDERED_PRIORITY,
+        };
+        let properties = received.successor(message).with_priority(priority);
+        let (tier, payload) = (message.tier.clone(), message.payload.clone());
+        let row = NewRow {
+            is_parked: true,
+            ..NewRow::forwarded(tier, Duration::ZERO, &message.id, &properties, payload)
+        };
+        match self
+            .forward_once(Outgoing::Row(Arc::new(row)), message)
+            .await
+        {
+            Ok(()) => Stored::Yes,
             Err(error) => {
                 self.report_not_stored(received, &error).await;
                 Stored::No

@@ -82,15 +82,19 @@ impl RowSettings {
         connection: &mut DedicatedConnection,
         tiers: &[(&str, Duration)],
     ) -> Result<usize, Error> {
+        // Nothing that is paused is a dead letter.
+        let tiers = tiers.iter();
+        let tiers = tiers.filter_map(|(tier, ttl)| Some((*tier, self.waiting_time(tier, *ttl)?)));
+        let tiers: Vec<(&str, Duration)> = tiers.collect();
         let looking = connection.within(LIMIT, "look for expired tasks", async |connection| {
-            expired_tiers(connection, self.app(), tiers).await
+            expired_tiers(connection, self.app(), &tiers).await
         });
         let expired = looking.await?;
         let (mut count, mut failed) = (0, None);
         for (tier, ttl) in tiers {
             if expired.iter().any(|it| it == tier) {
                 // A tier that fails keeps no other one waiting.
-                match self.expire_some(connection, tier, *ttl).await {
+                match self.expire_some(connection, tier, ttl).await {
                     Ok(more) => count += more,
                     Err(error) => failed = failed.or(Some(error)),
                 }

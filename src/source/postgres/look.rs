@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
 use crate::Error;
-use crate::backlog::connection;
+use crate::backlog::{OpenLanes, connection, open_lanes};
 use crate::backoff::Backoff;
 use crate::error::DatabaseError;
 use crate::postgres::{PgConnection, Time};
@@ -34,6 +34,8 @@ struct Found {
     starts: Vec<(i16, SystemTime)>,
     /// How long until the first scheduled task falls due.
     next_due: Option<Duration>,
+    /// The lanes in which tasks wait.
+    lanes: Vec<OpenLanes>,
 }
 
 pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
@@ -103,11 +105,14 @@ async fn look(
     )
     .bind(app)
     .bind(tiers)
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await?;
     let mut found: HashMap<String, Found> = HashMap::new();
     for row in &rows {
         read(row, found.entry(row.try_get("tier")?).or_default())?;
+    }
+    for (tier, lanes) in open_lanes(connection, app, tiers).await? {
+        found.entry(tier).or_default().lanes.push(lanes);
     }
     Ok(found)
 }
@@ -132,10 +137,11 @@ fn wake_sources(settings: &RowSettings, found: HashMap<String, Found>) {
             continue;
         };
         let next_due = found.next_due.and_then(|after| now.checked_add(after));
-        if found.starts.is_empty() && next_due.is_none() {
+        if found.starts.is_empty() && next_due.is_none() && found.lanes.is_empty() {
             continue;
         }
         signal.change(|state| {
+            state.lanes = Some(found.lanes);
             state.found_ready(&found.starts);
             state.falls_due(next_due);
         });

@@ -23,7 +23,7 @@ mod statements;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use tokio::sync::Notify;
@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Source;
 use super::amqp::ConsumerSettings;
+use crate::control::{Gating, Snapshot};
 use crate::postgres::Database;
 use crate::service::Service;
 use crate::task::Cancellation;
@@ -198,6 +199,39 @@ impl RowSettings {
         tier.home.keep().map(|_| &*self.consumer.worker)
     }
 
+    /// What may not run now as it comes in a tier.
+    fn gating(&self, tier: &str, snapshot: &Snapshot) -> Gating {
+        let ConsumerSettings {
+            topology, limits, ..
+        } = &*self.consumer;
+        match self.is_relay {
+            true => Gating::default(),
+            false => Gating::new(topology, tier, snapshot, limits),
+        }
+    }
+
+    /// How long a task of a tier may wait where `time` is the rule: as much longer as the tier was paused. `None`: it is paused.
+    fn waiting_time(&self, tier: &str, time: Duration) -> Option<Duration> {
+        let controls = self.consumer.controls.now();
+        let group = self
+            .consumer
+            .topology
+            .group_of(tier)
+            .map_or("", |group| &group.name);
+        if controls.is_paused(group, tier) {
+            return None;
+        }
+        // A task that was paused is ready again among the others.
+        let topology = &self.consumer.topology;
+        let is_of_tier = |task: &str| {
+            let goes_to = self.consumer.goes_to(task);
+            goes_to.is_some_and(|it| it.name == tier)
+                || topology.task(task).is_some_and(|task| task.tier == tier)
+        };
+        let paused = controls.time_paused(group, tier, is_of_tier, time, SystemTime::now());
+        Some(time.saturating_add(paused))
+    }
+
     fn signal(&self, tier: &str) -> Option<&TierSignal> {
         self.tiers.get(tier).map(|tier| &*tier.signal)
     }
@@ -212,8 +246,9 @@ pub(crate) fn sources(
         return Vec::new();
     };
     let tiers = group.tiers.iter().enumerate();
-    let window = usize::from(group.concurrency) * usize::from(group.prefetch);
-    let rows =
-        tiers.filter_map(|(index, name)| Rows::new(settings, &group.name, index, name, window));
+    let slots = usize::from(group.concurrency);
+    let window = slots * usize::from(group.prefetch);
+    let rows = tiers
+        .filter_map(|(index, name)| Rows::new(settings, &group.name, index, name, slots, window));
     rows.map(|rows| Box::new(rows) as Box<dyn Source>).collect()
 }

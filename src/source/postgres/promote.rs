@@ -39,6 +39,7 @@ pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
         let promoter = Promoter {
             connection: connection(&settings.database),
             settings: &settings,
+            after: rule.after,
             rule,
             is_prepared: false,
             notified_at: None,
@@ -75,6 +76,8 @@ impl RowSettings {
 struct Promoter<'a> {
     settings: &'a RowSettings,
     rule: AgingRule,
+    /// How long a task waits that was not paused.
+    after: Duration,
     connection: DedicatedConnection,
     /// Whether both tiers are known to the database.
     is_prepared: bool,
@@ -111,6 +114,11 @@ impl Promoter<'_> {
     /// Moves everything that has waited for too long. Returns how long to wait before the next look.
     async fn promote_all(&mut self) -> Result<Duration, Error> {
         self.prepare().await?;
+        // Nothing that is paused is promoted.
+        let Some(after) = self.settings.waiting_time(&self.rule.from, self.after) else {
+            return Ok(SHORTEST);
+        };
+        self.rule.after = after;
         let Aged { ranks, next } = self.find().await?;
         if ranks.is_empty() {
             let next = next.unwrap_or(self.rule.after);

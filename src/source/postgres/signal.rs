@@ -8,6 +8,8 @@ use std::time::SystemTime;
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
+use crate::backlog::OpenLanes;
+
 /// What the source of a tier must know.
 #[derive(Debug, Default)]
 pub(super) struct TierSignal {
@@ -23,6 +25,8 @@ pub(super) struct Signalled {
     pub(super) is_woken: bool,
     /// The first ready row of each rank that has any, by its due time.
     pub(super) starts: Option<Vec<(i16, SystemTime)>>,
+    /// The lanes in which tasks wait, as the last look has found them.
+    pub(super) lanes: Option<Vec<OpenLanes>>,
     /// When a scheduled task falls due that may not be known yet.
     pub(super) next_due: Option<Instant>,
     /// This process, as the database knows it. `None` while its leases cannot be extended.
@@ -80,6 +84,7 @@ impl TierSignal {
         let mut state = self.state();
         let taken = Signalled {
             starts: state.starts.take(),
+            lanes: state.lanes.take(),
             next_due: state.next_due.take(),
             ..state.clone()
         };

@@ -4,19 +4,21 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::RowSettings;
-use super::rows::PendingDeadLetter;
+use super::rows::{PendingDeadLetter, lane};
 use crate::Error;
 use crate::backlog::{
-    Batch, ClaimedRow, Later, MadeReady, RunKey, claim_and_settle, connection, give_back,
-    make_ready, mark_begun, store_later,
+    Batch, ClaimedRow, Lane, LaneClaim, Later, MadeReady, ParkFrom, ParkedRow, RunKey, Sweep,
+    Unparked, claim_and_settle, claim_parked, connection, give_back, lock_ready, make_ready,
+    mark_begun, park, store_later, unpark,
 };
+use crate::control::Gating;
 use crate::error::DatabaseError;
 use crate::postgres::{DedicatedConnection, PgConnection};
 use crate::source::Handle;
@@ -48,6 +50,13 @@ pub(super) enum Statement {
     Dead(Vec<PendingDeadLetter>),
     /// Makes scheduled tasks ready that are due.
     MakeReady,
+    /// Moves claimed rows to their lanes.
+    Park(Vec<(Handle, RunKey, Lane)>),
+    /// Moves ready rows that may not run now to their lanes.
+    Sweep(Sweep, Arc<Gating>),
+    ClaimParked(ParkedClaim),
+    /// Makes rows of the lanes of a task ready.
+    Unpark(String),
     /// Puts rows back that this process holds in the database and does not know of.
     ReleaseUnknown {
         worker: i64,
@@ -67,6 +76,18 @@ pub(super) struct Claim {
     pub(super) batch: Batch,
 }
 
+/// Claims rows from lanes.
+pub(super) struct ParkedClaim {
+    pub(super) worker: i64,
+    /// Rows that are claimed before a lease is lost are lost too.
+    pub(super) generation: u64,
+    pub(super) claims: Vec<LaneClaim>,
+    /// How many rows at most, from all lanes.
+    pub(super) rows: usize,
+    pub(super) are_suspects: bool,
+    pub(super) bytes: usize,
+}
+
 /// The answer to a statement.
 pub(super) enum Answer {
     Claimed(Claim, Result<Vec<ClaimedRow>, Error>),
@@ -76,6 +97,11 @@ pub(super) enum Answer {
     Later(Vec<(Handle, Later)>, Result<Vec<Uuid>, Error>),
     Dead(Vec<(PendingDeadLetter, Result<(), Error>)>),
     MadeReady(Result<MadeReady, Error>),
+    Parked(Vec<(Handle, RunKey, Lane)>, Result<(), Error>),
+    /// With the lanes that rows were moved to.
+    Swept(Result<Vec<Lane>, Error>),
+    ClaimedParked(ParkedClaim, Result<Vec<ParkedRow>, Error>),
+    Unparked(String, Result<Unparked, Error>),
     Released(Result<u64, Error>),
 }
 
@@ -199,6 +225,49 @@ async fn run(
                 make_ready(connection, app, tier).await
             });
             Answer::MadeReady(making.await)
+        }
+        Statement::Park(parked) => {
+            let rows: Vec<_> = parked
+                .iter()
+                .map(|(_, run, lane)| (*run, lane.clone()))
+                .collect();
+            let parking = connection.within(LIMIT, "park tasks", async |connection| {
+                park(connection, app, tier, ParkFrom::Running, &rows).await
+            });
+            let result = parking.await;
+            Answer::Parked(parked, result)
+        }
+        Statement::Sweep(sweep, gating) => {
+            let name: Arc<str> = tier.into();
+            let sweeping = connection.within(LIMIT, "park ready tasks", async |connection| {
+                let mut transaction = connection.begin().await?;
+                let rows = lock_ready(&mut transaction, app, tier, &sweep).await?;
+                let now = SystemTime::now();
+                let place =
+                    |row: ClaimedRow| (row.key, lane(&gating, &row.into_received(&name, now)));
+                let rows: Vec<(RunKey, Lane)> = rows.into_iter().map(place).collect();
+                park(&mut transaction, app, tier, ParkFrom::Ready, &rows).await?;
+                transaction.commit().await?;
+                Ok(rows.into_iter().map(|(_, lane)| lane).collect())
+            });
+            Answer::Swept(sweeping.await)
+        }
+        Statement::ClaimParked(claim) => {
+            let claiming = connection.within(LIMIT, "claim parked tasks", async |connection| {
+                let (worker, bytes) = (claim.worker, claim.bytes);
+                let (claims, are_suspects) = (&claim.claims, claim.are_suspects);
+                claim_parked(connection, app, tier, worker, claims, are_suspects, bytes).await
+            });
+            let claimed = claiming.await;
+            Answer::ClaimedParked(claim, claimed)
+        }
+        Statement::Unpark(task) => {
+            let unparking =
+                connection.within(LIMIT, "make parked tasks ready", async |connection| {
+                    unpark(connection, app, tier, &task).await
+                });
+            let unparked = unparking.await;
+            Answer::Unparked(task, unparked)
         }
         Statement::ReleaseUnknown { worker, known } => {
             let releasing = connection.within(LIMIT, "release tasks", async |connection| {

@@ -5,6 +5,7 @@
 mod delays;
 mod fuzz;
 mod hotel;
+mod limited;
 mod limits;
 mod mistakes;
 mod permissions;

@@ -1,10 +1,12 @@
 //! A tier's queue as a source.
 //!
-//! `consumer` keeps it subscribed, `prefetched` has the deliveries that wait for a slot, `settle` ends deliveries,
+//! `consumer` keeps it subscribed, `prefetched` has the deliveries that wait for a slot, `gated`
+//! says which may not run as they come, `settle` ends deliveries,
 //! `drain` is its part of a shutdown.
 
 mod consumer;
 mod drain;
+mod gated;
 mod prefetched;
 mod settle;
 
@@ -15,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use lapin::message::Delivery as AmqpDelivery;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::consumer::Consumer;
@@ -28,6 +30,7 @@ use super::outlook::Outlook;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
+use crate::control::{Gated, Gates, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
 use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
@@ -69,6 +72,10 @@ pub(super) struct Queue {
     orphans: Vec<Handle>,
     next_handle: Handle,
     history: RedeliveryHistory,
+    /// Which tasks may not run as they come.
+    gating: Gating,
+    controls: watch::Receiver<Arc<Snapshot>>,
+    limits: watch::Receiver<Arc<Gates>>,
     outlook: Outlook,
     /// Since when something is finished and not acknowledged.
     gathering_since: Option<Instant>,
@@ -139,6 +146,9 @@ impl Queue {
         connection: ConsumerConnection,
     ) -> Self {
         let window = group.concurrency.saturating_mul(group.prefetch);
+        let mut controls = settings.controls.changes();
+        let snapshot = controls.borrow_and_update().clone();
+        let gating = Gating::new(&settings.topology, &tier.name, &snapshot, &settings.limits);
         let (sender, stored) = mpsc::unbounded_channel();
         Self {
             group: group.name.clone(),
@@ -160,6 +170,9 @@ impl Queue {
             orphans: Vec::new(),
             next_handle: 0,
             history: RedeliveryHistory::new(window.into()),
+            limits: settings.limits.changes(),
+            gating,
+            controls,
             outlook: Outlook::new(),
             gathering_since: None,
             subscribed_at: Instant::now(),
@@ -241,11 +254,16 @@ impl Queue {
             self.store(handle, async move {
                 settings.count_crash(&origin, &received).await
             });
+        } else if self.must_park(&received) {
+            #[cfg(feature = "postgres")]
+            self.store(handle, async move { settings.park(&received).await });
         } else if crashes >= QUARANTINE_FROM {
             let group = self.group.clone();
             self.store(handle, async move {
                 settings.quarantine(&group, &received).await
             });
+        } else if let Some(Gated::Limited(gate)) = self.gating.of(received.task()) {
+            self.prefetched.push_limited(received.task(), gate, handle);
         } else {
             self.prefetched.push(handle, crashes > 0);
         }
@@ -331,6 +349,7 @@ impl Source for Queue {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
         self.poll_consumer(cx);
+        self.follow_controls();
         if let Err(cause) = self.poll_deliveries(cx) {
             self.interrupted(&cause);
             // The next consumer has not registered its waker yet.
@@ -379,7 +398,8 @@ impl Source for Queue {
             }
             _ => None,
         };
-        let due = [starved, suspect, cancel, acknowledge, check];
+        let opens = self.prefetched.opens_at();
+        let due = [starved, suspect, cancel, acknowledge, check, opens];
         due.into_iter().flatten().min()
     }
 
@@ -405,7 +425,7 @@ impl Source for Queue {
     }
 
     fn take(&mut self) -> Option<Delivery> {
-        let handle = self.prefetched.take(&self.settings.suspects)?;
+        let (handle, permit) = self.prefetched.take(&self.settings.suspects)?;
         let unsettled = self.unsettled.get_mut(&handle)?;
         unsettled.is_taken = true;
         if unsettled.received.crashes() > 0 {
@@ -416,6 +436,7 @@ impl Source for Queue {
         Some(Delivery {
             handle,
             received,
+            permit,
             lease,
         })
     }

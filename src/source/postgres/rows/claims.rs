@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::parked::Admission;
 use super::quarantine::SUSPECT_CLAIM;
 use super::{MARK_AFTER, Quarantine, RELEASE_AFTER, Rows, State, Unsettled};
 use crate::Error;
@@ -56,6 +57,8 @@ impl Rows {
                 dead
             } else if let Some(release) = self.release(now) {
                 release
+            } else if let Some(parked) = self.next_parked(now) {
+                parked
             } else if self.must_make_ready(now) {
                 self.next_due = None;
                 self.is_making_ready = true;
@@ -131,9 +134,16 @@ impl Rows {
                 std::mem::replace(&mut self.quarantine, Quarantine::Empty)
         {
             self.quarantine = Quarantine::Claiming(permit);
-            return Ok(Some(self.claim_suspect(worker)));
+            let claim = self.claim_parked_suspect(worker);
+            return Ok(Some(claim.unwrap_or_else(|| self.claim_suspect(worker))));
         }
-        let may_claim = self.expects_more && may_receive && !self.must_not_claim(now);
+        // All ready rows of a tier with `fair` are moved to their lanes.
+        let is_fair = self.parked.gating.is_fair();
+        let may_claim = self.expects_more
+            && may_receive
+            && !is_fair
+            && !self.parked.is_sweeping()
+            && !self.must_not_claim(now);
         let room = self
             .window
             .saturating_sub(self.unsettled.len() + self.claiming);
@@ -170,7 +180,7 @@ impl Rows {
         self.claims_sent += 1;
         Ok(Some(Statement::Claim(Claim {
             worker,
-            ttl: self.ttl,
+            ttl: self.ttl_of(""),
             number: self.claims_sent,
             generation: self.generation,
             batch: Batch {
@@ -214,6 +224,7 @@ impl Rows {
             Answer::Begun(begun) => begun.err(),
             Answer::Back(back, Ok(())) => {
                 self.claim_again(&back);
+                self.places_are_free();
                 for (handle, _) in back {
                     self.settle_now(handle);
                 }
@@ -224,6 +235,7 @@ impl Rows {
                 Some(error)
             }
             Answer::Later(later, Ok(ours)) => {
+                self.places_are_free();
                 for (handle, later) in later {
                     let is_ours = ours.contains(&later.run.id);
                     self.stored_later(handle, later.after, is_ours);
@@ -236,6 +248,7 @@ impl Rows {
             }
             Answer::Dead(stored) => {
                 self.is_storing_dead = false;
+                self.places_are_free();
                 let mut failed = None;
                 for (dead, stored) in stored {
                     match stored {
@@ -249,6 +262,10 @@ impl Rows {
                 }
                 failed
             }
+            Answer::ClaimedParked(claim, claimed) => self.claimed_parked(claim, claimed).err(),
+            Answer::Parked(parked, result) => self.parked(parked, result),
+            Answer::Swept(swept) => self.swept(swept),
+            Answer::Unparked(task, unparked) => self.unparked(&task, unparked),
             Answer::MadeReady(Ok(made)) => {
                 self.is_making_ready = false;
                 self.made_ready(&made);
@@ -303,11 +320,16 @@ impl Rows {
             .and_then(|after| Instant::now().checked_add(after));
         self.next_due = earlier(self.next_due, next_due);
         if !made.starts.is_empty() {
-            self.begin_at(&made.starts);
-            self.expects_more = true;
-            // A claim under way may not have seen them.
-            self.is_woken = true;
+            self.found_older(&made.starts);
         }
+    }
+
+    /// Rows are ready that claims may have gone past.
+    pub(super) fn found_older(&mut self, starts: &[(i16, SystemTime)]) {
+        self.begin_at(starts);
+        self.expects_more = true;
+        // A claim under way may not have seen them.
+        self.is_woken = true;
     }
 
     pub(super) fn failed(&mut self, error: &Error) {
@@ -339,9 +361,8 @@ impl Rows {
         let rows = match claimed {
             Ok(claimed) => claimed,
             Err(error) => {
-                if may_be_done(&error) && batch.rows > 0 {
-                    let now = Instant::now();
-                    self.release_at = RELEASE_AFTER.map(|after| now + after).into();
+                if batch.rows > 0 {
+                    self.claim_failed(&error);
                 }
                 // A run that is settled already is settled again without effect.
                 self.done.extend(batch.done);
@@ -353,6 +374,9 @@ impl Rows {
                 return Err(error);
             }
         };
+        if !batch.done.is_empty() {
+            self.places_are_free();
+        }
         let bytes: usize = rows.iter().map(ClaimedRow::size).sum();
         if !is_quarantine && batch.rows > 0 {
             let is_all = rows.len() < batch.rows && bytes < batch.bytes;
@@ -373,8 +397,17 @@ impl Rows {
             }
         };
         let is_lost = generation != self.generation;
-        self.accept_all(rows, permit, is_lost);
+        let rows = rows.into_iter().map(|row| (row, None)).collect();
+        self.accept_all(rows, permit, is_lost, false);
         Ok(())
+    }
+
+    /// A claim without an answer may have left rows with this process.
+    pub(super) fn claim_failed(&mut self, error: &Error) {
+        if may_be_done(error) {
+            let now = Instant::now();
+            self.release_at = RELEASE_AFTER.map(|after| now + after).into();
+        }
     }
 
     /// The next claim begins a little before the last row of this one, unless a look has found something before since
@@ -395,16 +428,21 @@ impl Rows {
 
     pub(super) fn accept_all(
         &mut self,
-        rows: Vec<ClaimedRow>,
+        rows: Vec<(ClaimedRow, Option<SystemTime>)>,
         mut permit: Option<OwnedSemaphorePermit>,
         is_lost: bool,
+        is_from_lane: bool,
     ) {
         let now = SystemTime::now();
-        for row in rows {
+        let admission = match is_from_lane {
+            true => Admission::FromLane,
+            false => Admission::Ready,
+        };
+        for (row, turn) in rows {
             let handle = self.next_handle;
             self.next_handle += 1;
             let (run, is_held, is_expired) = (row.key, row.is_held, row.is_expired);
-            let place = (row.rank, row.due_at, row.key);
+            let place = (row.rank, turn.unwrap_or(row.due_at), row.key);
             let bytes = row.size();
             let received = Arc::new(row.into_received(&self.name, now));
             if permit.is_some() {
@@ -416,6 +454,7 @@ impl Rows {
                 received: received.clone(),
                 bytes,
                 is_held,
+                is_from_lane,
                 state: State::Prefetched,
                 _running: None,
                 _quarantined: permit.take(),
@@ -425,10 +464,10 @@ impl Rows {
             self.unsettled.insert(handle, unsettled);
             if self.drain_by.is_some() || self.is_paused || is_lost {
                 self.put_back(handle);
-            } else if is_expired {
+            } else if is_expired && !self.is_paused_task(&received) {
                 self.expire(handle);
             } else {
-                self.prefetched.insert(place, handle);
+                self.admit(handle, admission);
             }
         }
     }

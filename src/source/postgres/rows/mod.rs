@@ -1,11 +1,13 @@
-//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `quarantine` takes suspects,
-//! and `settle` stores what follows on runs.
+//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `waiting` has those that wait
+//! for a slot, `parked` are rows that may not run now, `quarantine` takes suspects, and `settle` stores what follows on runs.
 
 mod claims;
+mod parked;
 mod quarantine;
 mod settle;
+mod waiting;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
@@ -14,6 +16,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
+use self::parked::Parked;
+pub(super) use self::parked::lane;
+use self::waiting::Waiting;
 use super::RowSettings;
 use super::signal::{Signalled, TierSignal, earlier};
 use super::statements::{Claim, Statement, Statements};
@@ -88,7 +93,9 @@ pub(crate) struct Rows {
     hold_until: Option<Instant>,
     first_answer_by: Option<Instant>,
     /// What waits for a slot, in the order of the tier.
-    prefetched: BTreeMap<OrderKey, Handle>,
+    prefetched: Waiting,
+    /// What is known of rows that may not run now.
+    parked: Parked,
     prefetched_bytes: usize,
     /// How many bytes the claims under way ask for.
     claiming_bytes: usize,
@@ -146,6 +153,8 @@ struct Unsettled {
     received: Arc<Received>,
     bytes: usize,
     is_held: bool,
+    /// Whether it waited in a lane before it was claimed.
+    is_from_lane: bool,
     state: State,
     /// While a task runs that may have killed a worker.
     _running: Option<Running>,
@@ -193,6 +202,7 @@ impl Rows {
         group: &str,
         index: usize,
         name: &str,
+        slots: usize,
         window: usize,
     ) -> Option<Self> {
         let served = settings.tiers.get(name)?;
@@ -221,7 +231,6 @@ impl Rows {
             generation: 0,
             lease: settings.cancelled.child(),
             statements: Statements::new(settings, &name, CONNECTIONS),
-            name,
             starts: starts.collect(),
             claiming: 0,
             next_due: None,
@@ -231,7 +240,8 @@ impl Rows {
             is_woken: false,
             hold_until: None,
             first_answer_by: served.is_home.then_some(now + FIRST_ANSWER),
-            prefetched: BTreeMap::new(),
+            prefetched: Waiting::default(),
+            parked: settings.parked(&name, slots),
             prefetched_bytes: 0,
             claiming_bytes: 0,
             unsettled: HashMap::new(),
@@ -259,6 +269,7 @@ impl Rows {
             claims_sent: 0,
             drain_by: None,
             is_paused: false,
+            name,
             settings: settings.clone(),
         })
     }
@@ -274,6 +285,9 @@ impl Rows {
             self.begin_at(&starts);
         }
         self.next_due = earlier(self.next_due, signalled.next_due);
+        if let Some(lanes) = signalled.lanes {
+            self.found_lanes(lanes);
+        }
         if signalled.is_woken {
             self.expects_more = true;
             self.is_woken = true;
@@ -312,7 +326,7 @@ impl Rows {
             held @ (Quarantine::Held(..) | Quarantine::Claiming(_)) => held,
             _ => Quarantine::Empty,
         };
-        while let Some((_, handle)) = self.prefetched.pop_first() {
+        for handle in self.prefetched.drain() {
             self.put_back(handle);
         }
     }
@@ -331,6 +345,7 @@ impl Source for Rows {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
         let signalled = self.signal.take(cx.waker());
         self.apply_signal(signalled);
+        self.follow_controls();
         while let Poll::Ready(answer) = self.statements.poll_answer(cx) {
             self.answered(answer);
         }
@@ -364,13 +379,14 @@ impl Source for Rows {
         let ends = [self.drain_by, self.hold_until, suspect]
             .into_iter()
             .flatten();
-        let others = [self.retry_at, release, mark, begin, due];
+        let opens = self.prefetched.opens_at();
+        let others = [self.retry_at, release, mark, begin, due, opens];
         let others = others.into_iter().flatten();
         ends.filter(|at| *at > now).chain(others).min()
     }
 
     fn supply(&mut self) -> Supply {
-        if !self.prefetched.is_empty() {
+        if self.prefetched.is_ready() {
             return Supply::Ready;
         }
         let room = self.window.saturating_sub(self.unsettled.len());
@@ -386,7 +402,7 @@ impl Source for Rows {
     }
 
     fn take(&mut self) -> Option<Delivery> {
-        let (_, handle) = self.prefetched.pop_first()?;
+        let (handle, permit) = self.prefetched.take()?;
         let unsettled = self.unsettled.get_mut(&handle)?;
         self.prefetched_bytes -= unsettled.bytes;
         unsettled.state = State::Taken;
@@ -406,6 +422,7 @@ impl Source for Rows {
         Some(Delivery {
             handle,
             received: unsettled.received.clone(),
+            permit,
             lease: Some(LeasedRun {
                 begin,
                 lost: self.lease.clone(),

@@ -34,6 +34,18 @@ impl Rows {
         })
     }
 
+    /// A suspect waits: takes it when this process runs no other one.
+    pub(super) fn expect_suspect(&mut self) {
+        // The right to take a suspect is that of the whole process.
+        if !self.is_paused
+            && let Quarantine::Empty = self.quarantine
+        {
+            let suspects = self.settings.consumer.suspects.clone();
+            let waiting = async move { suspects.quarantine().await };
+            self.quarantine = Quarantine::Waiting(Box::pin(waiting));
+        }
+    }
+
     pub(super) fn poll_quarantine(&mut self, cx: &mut Context<'_>) {
         if let Quarantine::Waiting(waiting) = &mut self.quarantine
             && let Poll::Ready(permit) = waiting.as_mut().poll(cx)

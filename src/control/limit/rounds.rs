@@ -1,0 +1,387 @@
+//! The rounds in which processes divide limits, by way of a row for each limit in Postgres.
+//!
+//! A round reads the row, computes the next pool (`share`), and writes it if the row is still as it was read. No statement
+//! waits for another process: a row that has changed, or is locked, is tried again a moment later. A limit of which
+//! nothing is to be started costs nothing.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::beats::Watch;
+use super::share::{Outcome, Pool, Report, Whole};
+use super::{Gate, Gates, Shared};
+use crate::Error;
+use crate::backoff::Backoff;
+use crate::postgres::{Database, DedicatedConnection, PgConnection};
+use crate::random;
+use crate::service::Service;
+
+/// How often those who wait are told to ask again, which shows that they still wait.
+const NUDGE_EVERY: Duration = Duration::from_millis(500);
+/// The least time between two rounds of a limit.
+const SHORTEST: Duration = Duration::from_millis(20);
+/// How long a statement may take, with the time to connect.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How long the end of a worker waits for its shares to be given back.
+const GIVE_BACK_LIMIT: Duration = Duration::from_millis(500);
+
+/// The kind and the name of what is limited.
+type Key = (&'static str, String);
+
+/// Asks for the shares of a process to be given back.
+#[derive(Debug, Clone)]
+pub(super) struct GiveBack(mpsc::Sender<oneshot::Sender<()>>);
+
+impl GiveBack {
+    pub(super) async fn give_back(&self) {
+        let giving = async {
+            let (given, done) = oneshot::channel();
+            if self.0.send(given).await.is_ok() {
+                let _ = done.await;
+            }
+        };
+        if timeout(GIVE_BACK_LIMIT, giving).await.is_err() {
+            tracing::debug!(
+                "the shares of limits stay with this process until others take them over"
+            );
+        }
+    }
+}
+
+/// Takes part in rounds, until what is returned is dropped with all its clones.
+pub(super) fn start(
+    shared: Arc<Shared>,
+    database: &Database,
+    app: &str,
+    service: Service,
+) -> GiveBack {
+    let (sender, asked) = mpsc::channel(1);
+    let (database, app, asked) = (database.clone(), app.to_owned(), Mutex::new(asked));
+    tokio::spawn(async move {
+        let dividing = service.run(|| {
+            let rounds = Rounds {
+                shared: &shared,
+                gates: shared.gates.subscribe(),
+                connection: DedicatedConnection::to(&database),
+                app: &app,
+                limits: HashMap::new(),
+                backoff: Backoff::new(),
+                retry_at: None,
+            };
+            rounds.run(&asked)
+        });
+        dividing.await;
+    });
+    GiveBack(sender)
+}
+
+struct Rounds<'a> {
+    shared: &'a Shared,
+    gates: watch::Receiver<Arc<Gates>>,
+    connection: DedicatedConnection,
+    app: &'a str,
+    limits: HashMap<Key, Limited>,
+    backoff: Backoff,
+    /// When the database is asked again that did not answer.
+    retry_at: Option<Instant>,
+}
+
+/// A limit, as the rounds of this process have it.
+#[derive(Debug)]
+struct Limited {
+    gate: Arc<Gate>,
+    /// When the last round was, and when the next is due at the earliest.
+    last: Option<Instant>,
+    not_before: Option<Instant>,
+    /// When those who wait were last told to ask again.
+    nudged: Instant,
+    watch: Watch,
+}
+
+/// A row of a limit.
+struct Stored {
+    /// `None`: there is none yet.
+    version: Option<i64>,
+    pool: Option<Pool>,
+    /// The clock of the database.
+    now: f64,
+}
+
+impl Rounds<'_> {
+    async fn run(mut self, asked: &Mutex<mpsc::Receiver<oneshot::Sender<()>>>) {
+        let mut asked = asked.lock().await;
+        self.follow();
+        loop {
+            let now = Instant::now();
+            let (due, next) = self.due(now);
+            if !due.is_empty() {
+                self.round(due).await;
+                continue;
+            }
+            let waiting = async {
+                match next {
+                    Some(next) => sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = waiting => {}
+                () = self.shared.waker.notified() => {}
+                // The sender lives as long as `shared`.
+                _ = self.gates.changed() => self.follow(),
+                given = asked.recv() => match given {
+                    Some(given) => {
+                        self.give_back().await;
+                        let _ = given.send(());
+                    }
+                    // The app has ended.
+                    None => return,
+                },
+            }
+        }
+    }
+
+    /// Divides the limits that there are.
+    fn follow(&mut self) {
+        let gates = self.gates.borrow_and_update().clone();
+        let tiers = gates.tiers.iter().map(|it| ("tier", it));
+        let all = tiers.chain(gates.tasks.iter().map(|it| ("task", it)));
+        let mut before = std::mem::take(&mut self.limits);
+        for (kind, (name, gate)) in all {
+            let key = (kind, name.clone());
+            let kept = before.remove(&key);
+            let kept = kept.filter(|it| Arc::ptr_eq(&it.gate, gate));
+            let limited = kept.unwrap_or_else(|| Limited::new(gate.clone()));
+            self.limits.insert(key, limited);
+        }
+    }
+
+    /// The limits whose round is due, and when to look again.
+    fn due(&mut self, now: Instant) -> (Vec<Key>, Option<Instant>) {
+        let mut due = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (key, limited) in &mut self.limits {
+            let Some(at) = limited.due_at(now) else {
+                continue;
+            };
+            let at = self.retry_at.map_or(at, |retry_at| at.max(retry_at));
+            match at <= now {
+                true => due.push(key.clone()),
+                false => next = Some(next.map_or(at, |next| next.min(at))),
+            }
+        }
+        (due, next)
+    }
+
+    /// One round of each of these limits.
+    async fn round(&mut self, keys: Vec<Key>) {
+        match self.divide(&keys).await {
+            Ok(()) => {
+                if self.retry_at.take().is_some() {
+                    tracing::info!("limits are divided again");
+                }
+                self.backoff = Backoff::new();
+            }
+            Err(error) => {
+                match self.backoff.is_worth_a_warning() {
+                    true => tracing::warn!(
+                        %error,
+                        "cannot divide limits: each process goes on with its share of rates, and starts nothing that needs a \
+                         place once its own have run out; trying again"
+                    ),
+                    false => tracing::debug!(%error, "cannot divide limits, trying again"),
+                }
+                self.retry_at = Some(Instant::now() + self.backoff.next());
+                for limited in self.limits.values_mut() {
+                    limited.watch.forget();
+                }
+            }
+        }
+    }
+
+    async fn divide(&mut self, keys: &[Key]) -> Result<(), Error> {
+        let app = self.app;
+        let sent = Instant::now();
+        // Before the row is read: what a process gives up must not be in its hands any more at the time of the pool.
+        let reports: Vec<(Key, Whole, Report)> = keys
+            .iter()
+            .filter_map(|key| {
+                let mut local = self.limits.get(key)?.gate.local();
+                let whole = Whole::of(local.shared_limit()?);
+                Some((key.clone(), whole, local.report(sent)))
+            })
+            .collect();
+        let reading = self
+            .connection
+            .within(LIMIT, "read limits", async |connection| {
+                read(connection, app, &reports).await
+            });
+        let rows = reading.await?;
+        for ((key, whole, report), stored) in reports.iter().zip(rows) {
+            let Some(limited) = self.limits.get_mut(key) else {
+                continue;
+            };
+            let whole = *whole;
+            let dead = limited.watch.look(stored.pool.as_ref(), Instant::now());
+            let pool = stored.pool.unwrap_or_else(|| Pool::new(whole, stored.now));
+            let Outcome { pool, answer } = pool.round(whole, report, &dead, stored.now);
+            if let Some(pool) = pool {
+                let state = serde_json::to_string(&pool).unwrap_or_default();
+                let writing = self
+                    .connection
+                    .within(LIMIT, "divide limits", async |connection| {
+                        write(connection, app, key, stored.version, &state).await
+                    });
+                if !writing.await? {
+                    // Another process was faster.
+                    let pause = SHORTEST + Duration::from_millis(u64::from(random::number() % 30));
+                    limited.not_before = Some(Instant::now() + pause);
+                    limited.last = None;
+                    continue;
+                }
+            }
+            let now = Instant::now();
+            let is_raised = limited.gate.local().answered(answer.as_ref(), sent, now);
+            limited.last = Some(now);
+            limited.not_before = Some(now + SHORTEST);
+            if is_raised {
+                limited.gate.open();
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up everything that is held and not in use.
+    async fn give_back(&mut self) {
+        let now = Instant::now();
+        let mut keys = Vec::new();
+        for (key, limited) in &mut self.limits {
+            let mut local = limited.gate.local();
+            local.give_up();
+            if local.takes_part(now) {
+                keys.push(key.clone());
+            }
+        }
+        for _ in 0..GIVE_BACK_ATTEMPTS {
+            if keys.is_empty() {
+                return;
+            }
+            self.round(keys.clone()).await;
+            let limits = &self.limits;
+            keys.retain(|key| {
+                let is_held = |it: &Limited| {
+                    let local = it.gate.local();
+                    local.takes_part(now) && !local.runs_any()
+                };
+                limits.get(key).is_some_and(is_held)
+            });
+        }
+    }
+}
+
+/// How often shares are tried to be given back: other processes may write the row at the same time.
+const GIVE_BACK_ATTEMPTS: u32 = 5;
+
+impl Limited {
+    fn new(gate: Arc<Gate>) -> Self {
+        Self {
+            gate,
+            last: None,
+            not_before: None,
+            nudged: Instant::now(),
+            watch: Watch::default(),
+        }
+    }
+
+    /// When the next round is due, if there is to be one.
+    fn due_at(&mut self, now: Instant) -> Option<Instant> {
+        let mut local = self.gate.local();
+        local.tick(now);
+        let Some(pause) = local.pause(now) else {
+            self.last = None;
+            return None;
+        };
+        let is_refused = local.lacks(now);
+        drop(local);
+        if is_refused && now >= self.nudged + NUDGE_EVERY {
+            self.nudged = now;
+            self.gate.open();
+        }
+        let due = self.last.map_or(now, |last| last + pause);
+        Some(
+            self.not_before
+                .map_or(due, |not_before| due.max(not_before)),
+        )
+    }
+}
+
+/// The rows of these limits, in their order.
+async fn read(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    reports: &[(Key, Whole, Report)],
+) -> Result<Vec<Stored>, sqlx::Error> {
+    let keys = reports.iter().map(|(key, ..)| key);
+    let (kinds, names): (Vec<&str>, Vec<&str>) =
+        keys.map(|(kind, name)| (*kind, name.as_str())).unzip();
+    let rows = sqlx::query(
+        "SELECT limits.version, limits.state, extract(epoch FROM clock_timestamp())::float8 AS now \
+         FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS wanted (kind, name, place) \
+            LEFT JOIN tierline.limits ON limits.app = $1 AND limits.kind = wanted.kind AND limits.name = wanted.name \
+         ORDER BY wanted.place",
+    )
+    .bind(app)
+    .bind(kinds)
+    .bind(names)
+    .fetch_all(connection)
+    .await?;
+    rows.iter().map(stored).collect()
+}
+
+fn stored(row: &PgRow) -> Result<Stored, sqlx::Error> {
+    let state: Option<&str> = row.try_get("state")?;
+    Ok(Stored {
+        version: row.try_get("version")?,
+        // What a newer release wrote and this one cannot read begins anew, without a token.
+        pool: state.map(|state| serde_json::from_str(state).unwrap_or_default()),
+        now: row.try_get("now")?,
+    })
+}
+
+/// Writes the pool of a limit, if it is as it was read; whether it was.
+async fn write(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    (kind, name): &Key,
+    version: Option<i64>,
+    state: &str,
+) -> Result<bool, sqlx::Error> {
+    let writing = match version {
+        // It does not wait for a row that somebody has locked.
+        Some(version) => sqlx::query(
+            "UPDATE tierline.limits AS changed SET state = $4, version = changed.version + 1 \
+             WHERE (changed.app, changed.kind, changed.name) IN (SELECT app, kind, name FROM tierline.limits \
+                WHERE app = $1 AND kind = $2 AND name = $3 AND version = $5 FOR UPDATE SKIP LOCKED)",
+        )
+        .bind(app)
+        .bind(kind)
+        .bind(name)
+        .bind(state)
+        .bind(version),
+        None => sqlx::query(
+            "INSERT INTO tierline.limits (app, kind, name, state) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+        )
+        .bind(app)
+        .bind(kind)
+        .bind(name)
+        .bind(state),
+    };
+    let written = writing.execute(connection).await?;
+    Ok(written.rows_affected() == 1)
+}

@@ -1,0 +1,397 @@
+//! How processes divide a limit among them. Pure: what a process reports and what the pool is make the next pool, and the
+//! answer.
+//!
+//! The pool is what nobody holds, together with what each process holds. The tokens in the pool and in all processes are
+//! never more than the burst of the limit, and they grow with no more than its rate: so in any T seconds at most rate × T
+//! and burst tasks start. A process that is to hold less lowers itself first and reports that in its next round; what is
+//! reported may then be held by others. Tokens on their way between a process and the pool are counted by totals that only
+//! grow, so a lost answer loses none and doubles none.
+
+use serde::{Deserialize, Serialize};
+
+use crate::topology::Limit;
+
+/// With fewer bursts, or places, than processes, how many seconds pass until others have them.
+const TURN: f64 = 5.0;
+/// How many seconds pass until a process that reports nothing new says that it lives.
+const BEAT: f64 = 3.0;
+/// A smaller difference of rates is none.
+const SAME: f64 = 1e-6;
+
+/// How a pool knows a process: a number drawn at random.
+pub(super) type ShareId = u64;
+
+/// What may be divided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Whole {
+    /// Per second. `None`: only `running` is limited.
+    rate: Option<f64>,
+    burst: u32,
+    running: Option<u32>,
+}
+
+/// A part of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct Held {
+    pub(super) rate: f64,
+    pub(super) burst: u32,
+    pub(super) running: u32,
+}
+
+/// What a process could use.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct Wants {
+    /// Starts per second. `None`: more than it gets.
+    pub(super) rate: Option<f64>,
+    pub(super) running: u32,
+    /// Whether it wants to start anything.
+    pub(super) is_wanted: bool,
+}
+
+/// A limit as the database has it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct Pool {
+    /// The tokens that nobody holds, and when that was so, in seconds of the database's clock.
+    tokens: f64,
+    at: f64,
+    /// In the order of their ids.
+    pub(super) holders: Vec<Holder>,
+}
+
+/// A process as the pool knows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Holder {
+    pub(super) id: ShareId,
+    /// Rises at least every few seconds while the process lives.
+    pub(super) beat: u64,
+    /// When that was.
+    at: f64,
+    held: Held,
+    wants: Wants,
+    /// All tokens that it ever took, and gave back.
+    given: f64,
+    returned: f64,
+}
+
+/// What a process says in a round.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Report {
+    pub(super) id: ShareId,
+    /// Whether the pool has answered it before.
+    pub(super) is_known: bool,
+    pub(super) held: Held,
+    pub(super) wants: Wants,
+    /// How many tokens it has room for.
+    pub(super) room: f64,
+    pub(super) returned: f64,
+    /// It holds and wants nothing any more.
+    pub(super) is_leaving: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Answer {
+    /// What the process may hold from now on.
+    pub(super) granted: Held,
+    /// Its part. If it holds more, it lowers itself.
+    pub(super) fair: Held,
+    pub(super) given: f64,
+    /// The pool has forgotten the process, as it wished.
+    pub(super) is_left: bool,
+}
+
+/// What a round comes to.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Outcome {
+    /// The next pool. `None`: it stays as it is.
+    pub(super) pool: Option<Pool>,
+    /// `None`: the pool does not know the process any more.
+    pub(super) answer: Option<Answer>,
+}
+
+impl Whole {
+    pub(super) fn of(limit: &Limit) -> Self {
+        Self {
+            rate: limit.rate.map(|rate| rate.per_second()),
+            burst: limit.rate.map_or(0, |rate| rate.burst()),
+            running: limit.running.filter(|_| limit.per.is_none()),
+        }
+    }
+}
+
+impl Pool {
+    /// A pool of a limit that was not in use.
+    pub(super) fn new(whole: Whole, now: f64) -> Self {
+        Self {
+            tokens: whole.burst.into(),
+            at: now,
+            holders: Vec::new(),
+        }
+    }
+
+    /// One round of a process. `dead` are processes of which nothing was heard for long, with their last beats.
+    pub(super) fn round(
+        &self,
+        whole: Whole,
+        report: &Report,
+        dead: &[(ShareId, u64)],
+        now: f64,
+    ) -> Outcome {
+        let mut pool = self.clone();
+        pool.refill(whole, now);
+        let is_dead = |holder: &Holder| dead.contains(&(holder.id, holder.beat));
+        pool.holders
+            .retain(|holder| holder.id == report.id || !is_dead(holder));
+        let has_dead = pool.holders.len() < self.holders.len();
+        let place = pool
+            .holders
+            .binary_search_by_key(&report.id, |holder| holder.id);
+        let index = match place {
+            Ok(index) => index,
+            Err(_) if report.is_known => {
+                return Outcome {
+                    pool: None,
+                    answer: None,
+                };
+            }
+            Err(_) if report.is_leaving => {
+                return Outcome {
+                    pool: None,
+                    answer: Some(Answer::LEFT),
+                };
+            }
+            Err(index) => {
+                pool.holders.insert(index, Holder::new(report.id));
+                index
+            }
+        };
+        let mine = &mut pool.holders[index];
+        let before = mine.clone();
+        mine.held = report.held;
+        mine.wants = report.wants;
+        pool.tokens += (report.returned - mine.returned).max(0.0);
+        mine.returned = report.returned;
+        if report.is_leaving {
+            pool.holders.remove(index);
+            pool.cap(whole);
+            return Outcome {
+                pool: Some(pool),
+                answer: Some(Answer::LEFT),
+            };
+        }
+        pool.cap(whole);
+        let fair = pool.fair_part(whole, index, now);
+        pool.grant(whole, index, fair);
+        let free = pool.holders[index].held.burst - report.held.burst;
+        let given = (report.room + f64::from(free)).clamp(0.0, pool.tokens);
+        pool.tokens -= given;
+        let mine = &mut pool.holders[index];
+        mine.given += given;
+        let answer = Answer {
+            granted: mine.held,
+            fair,
+            given: mine.given,
+            is_left: false,
+        };
+        let has_changed = has_dead
+            || place.is_err()
+            || mine.held != before.held
+            || mine.wants != before.wants
+            || mine.returned != before.returned
+            || mine.given != before.given;
+        let is_written = has_changed || (now - mine.at).abs() >= BEAT;
+        if is_written {
+            mine.beat += 1;
+            mine.at = now;
+        }
+        pool.cap(whole);
+        Outcome {
+            pool: is_written.then_some(pool),
+            answer: Some(answer),
+        }
+    }
+
+    /// The sum of what processes hold.
+    fn held(&self) -> Held {
+        let mut sum = Held::default();
+        for Holder { held, .. } in &self.holders {
+            sum.rate += held.rate;
+            sum.burst = sum.burst.saturating_add(held.burst);
+            sum.running = sum.running.saturating_add(held.running);
+        }
+        sum
+    }
+
+    /// The pool has the rate and the burst that nobody holds.
+    fn refill(&mut self, whole: Whole, now: f64) {
+        let elapsed = (now - self.at).max(0.0);
+        let rate = whole.rate.unwrap_or_default() - self.held().rate;
+        self.tokens += rate.max(0.0) * elapsed;
+        self.at = now;
+        self.cap(whole);
+    }
+
+    fn cap(&mut self, whole: Whole) {
+        let room = whole.burst.saturating_sub(self.held().burst);
+        self.tokens = self.tokens.min(room.into());
+    }
+
+    /// Raises what a process holds to its part, as far as nobody else holds it.
+    fn grant(&mut self, whole: Whole, index: usize, fair: Held) {
+        let held = self.held();
+        let free = Held {
+            rate: (whole.rate.unwrap_or_default() - held.rate).max(0.0),
+            burst: whole.burst.saturating_sub(held.burst),
+            running: whole
+                .running
+                .unwrap_or_default()
+                .saturating_sub(held.running),
+        };
+        let mine = &mut self.holders[index].held;
+        if fair.burst > mine.burst {
+            mine.burst = fair.burst.min(mine.burst + free.burst);
+        }
+        // Without a burst a rate is of no use, and with the pool it is.
+        if mine.burst > 0 && fair.rate > mine.rate * (1.0 + SAME) {
+            mine.rate = fair.rate.min(mine.rate + free.rate);
+        }
+        if fair.running > mine.running {
+            mine.running = fair.running.min(mine.running + free.running);
+        }
+    }
+
+    /// What a process should hold.
+    fn fair_part(&self, whole: Whole, index: usize, now: f64) -> Held {
+        let turn = (now / TURN).max(0.0) as u64 as usize;
+        let wants: Vec<u32> = self.holders.iter().map(|it| it.wants.burst()).collect();
+        let bursts = divide_counts(whole.burst, &wants, turn);
+        let rates: Vec<f64> = self
+            .holders
+            .iter()
+            .zip(&bursts)
+            .map(|(holder, burst)| match burst {
+                0 => 0.0,
+                _ => holder.wants.rate.unwrap_or(f64::INFINITY),
+            })
+            .collect();
+        let rate = divide_rate(whole.rate.unwrap_or_default(), &rates, index);
+        let running = whole.running.map_or(0, |running| {
+            let wants: Vec<u32> = self.holders.iter().map(|it| it.wants.running()).collect();
+            let mut parts = divide_counts(running, &wants, turn);
+            // What nobody waits for is room for whoever starts next.
+            let rest = running.saturating_sub(parts.iter().sum());
+            let wanted = |holder: &&Holder| holder.wants.is_wanted;
+            let wanting = self.holders.iter().filter(wanted).count() as u32;
+            if self.holders[index].wants.is_wanted {
+                let rank = self.holders[..index].iter().filter(wanted).count() as u32;
+                parts[index] += rest / wanting + u32::from(rank < rest % wanting);
+            }
+            parts[index]
+        });
+        // Rates that differ by a rounding error would never come to rest.
+        let held = self.holders[index].held.rate;
+        let is_same = (held - rate).abs() <= rate * SAME;
+        Held {
+            rate: if is_same { held } else { rate },
+            burst: bursts[index],
+            running,
+        }
+    }
+}
+
+impl Holder {
+    fn new(id: ShareId) -> Self {
+        Self {
+            id,
+            beat: 0,
+            at: 0.0,
+            held: Held::default(),
+            wants: Wants::default(),
+            given: 0.0,
+            returned: 0.0,
+        }
+    }
+}
+
+impl Wants {
+    fn burst(&self) -> u32 {
+        if self.is_wanted { u32::MAX } else { 0 }
+    }
+
+    fn running(&self) -> u32 {
+        // Who wants to start something has a place at least.
+        self.running.max(self.is_wanted.into())
+    }
+}
+
+impl Answer {
+    const LEFT: Self = Self {
+        granted: Held {
+            rate: 0.0,
+            burst: 0,
+            running: 0,
+        },
+        fair: Held {
+            rate: 0.0,
+            burst: 0,
+            running: 0,
+        },
+        given: 0.0,
+        is_left: true,
+    };
+}
+
+/// Divides a number among those who want some: nobody gets more than it wants while another gets less than it does and
+/// wants more. Where there are fewer than processes, they take turns.
+fn divide_counts(whole: u32, wants: &[u32], turn: usize) -> Vec<u32> {
+    let mut parts = vec![0; wants.len()];
+    let mut rest = whole;
+    let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index] > 0).collect();
+    loop {
+        let number = open.len() as u32;
+        if number == 0 {
+            return parts;
+        }
+        let each = rest / number;
+        let before = open.len();
+        open.retain(|index| {
+            let has_enough = wants[*index] <= each;
+            if has_enough {
+                parts[*index] = wants[*index];
+                rest -= wants[*index];
+            }
+            !has_enough
+        });
+        if open.len() < before {
+            continue;
+        }
+        let (more, first) = (rest % number, if each == 0 { turn } else { 0 });
+        for (place, index) in open.iter().enumerate() {
+            let place = (place + open.len() - first % open.len()) % open.len();
+            parts[*index] = each + u32::from((place as u32) < more);
+        }
+        return parts;
+    }
+}
+
+/// The part of one of those who want some of a rate. What nobody wants is divided too, among those who want any: it is
+/// there when they want more.
+fn divide_rate(whole: f64, wants: &[f64], index: usize) -> f64 {
+    if wants[index] <= 0.0 {
+        return 0.0;
+    }
+    let mut sorted: Vec<f64> = wants.iter().copied().filter(|want| *want > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    let mut rest = whole;
+    let mut part = None;
+    for (place, want) in sorted.iter().enumerate() {
+        let each = rest / (sorted.len() - place) as f64;
+        if *want > each {
+            return part.unwrap_or(each);
+        }
+        if *want == wants[index] {
+            part = Some(*want);
+        }
+        rest -= want;
+    }
+    part.unwrap_or_default() + rest / sorted.len() as f64
+}

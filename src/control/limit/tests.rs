@@ -1,0 +1,441 @@
+//! Many processes, one limit: what they start in any time, whatever is late or lost.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+use super::beats::Watch;
+use super::local::{Ended, Local, Start};
+use super::share::{Answer, Pool, Report, Whole};
+
+use crate::topology::{Limit, LimitScope, Rate};
+
+const STEP: Duration = Duration::from_millis(2);
+
+fn limit(rate: Option<&str>, burst: u32, running: Option<u32>) -> Limit {
+    let rate = rate.map(|rate| rate.parse::<Rate>().unwrap().with_burst(burst));
+    Limit {
+        rate,
+        running,
+        ..Limit::NONE
+    }
+}
+
+/// A process, and what is on its way between it and the database.
+struct Process {
+    local: Local,
+    watch: Watch,
+    last: Option<Instant>,
+    /// When a pool is written, its version and the clock when it was read, and what is reported.
+    writing: Option<(Instant, u64, f64, Instant, Report)>,
+    /// An answer that is on its way.
+    answer: Option<(Instant, Instant, Option<Answer>)>,
+    /// When each task that runs ends.
+    running: Vec<Instant>,
+    /// The time of this process is ahead or behind by this: monotonic clocks have no common zero.
+    is_dead: bool,
+    /// Starts what it may.
+    is_busy: bool,
+    /// Its next attempt.
+    asks_at: Instant,
+}
+
+/// The database, and everything that goes wrong.
+struct World {
+    now: Instant,
+    begin: Instant,
+    limit: Limit,
+    version: u64,
+    pool: Pool,
+    processes: Vec<Process>,
+    starts: Vec<Instant>,
+    most_running: usize,
+    latency: Duration,
+    run: Duration,
+    /// Of a hundred rounds, how many have no answer, though they are written or not.
+    lost: u32,
+    is_away: bool,
+    seed: u64,
+}
+
+impl World {
+    fn new(limit: Limit, processes: usize) -> Self {
+        let begin = Instant::now();
+        let mut world = Self {
+            now: begin,
+            begin,
+            version: 0,
+            pool: Pool::new(Whole::of(&limit), 1e9),
+            limit,
+            processes: Vec::new(),
+            starts: Vec::new(),
+            most_running: 0,
+            latency: Duration::from_millis(4),
+            run: Duration::from_millis(50),
+            lost: 0,
+            is_away: false,
+            seed: 1,
+        };
+        for _ in 0..processes {
+            world.join();
+        }
+        world
+    }
+
+    fn join(&mut self) {
+        self.processes.push(Process {
+            local: Local::new(&self.limit, self.now),
+            watch: Watch::default(),
+            last: None,
+            writing: None,
+            answer: None,
+            running: Vec::new(),
+            is_dead: false,
+            is_busy: true,
+            asks_at: self.now,
+        });
+    }
+
+    fn random(&mut self, below: u32) -> u32 {
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        ((self.seed >> 33) % u64::from(below)) as u32
+    }
+
+    fn clock(&self) -> f64 {
+        1e9 + (self.now - self.begin).as_secs_f64()
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            for index in 0..self.processes.len() {
+                self.work(index);
+                self.divide(index);
+            }
+            let running = self.processes.iter().map(|it| it.running.len()).sum();
+            self.most_running = self.most_running.max(running);
+            self.now += STEP;
+        }
+    }
+
+    /// Starts what may start, and ends what has run.
+    fn work(&mut self, index: usize) {
+        let (now, run) = (self.now, self.run);
+        let process = &mut self.processes[index];
+        if process.is_dead {
+            return;
+        }
+        let before = process.running.len();
+        process.running.retain(|end| *end > now);
+        let ended = before - process.running.len();
+        let is_opened =
+            (0..ended).fold(false, |any, _| process.local.end() == Ended::Opened || any);
+        if !process.is_busy || now < process.asks_at && !is_opened {
+            return;
+        }
+        while process.local.try_start(now) == Start::Yes {
+            process.running.push(now + run);
+            self.starts.push(now);
+        }
+        let next = process.local.next_at(now);
+        let nudge = now + Duration::from_millis(500);
+        process.asks_at = next.map_or(nudge, |next| next.min(nudge));
+    }
+
+    fn divide(&mut self, index: usize) {
+        let (now, clock) = (self.now, self.clock());
+        let (half, whole) = (self.latency / 2, Whole::of(&self.limit));
+        let (is_lost, is_written) = (self.random(100) < self.lost, self.random(2) == 0);
+        let (is_away, version) = (self.is_away, self.version);
+        let process = &mut self.processes[index];
+        if process.is_dead {
+            return;
+        }
+        process.local.tick(now);
+        if let Some((at, sent, answer)) = &process.answer {
+            if now >= *at {
+                if process.local.answered(answer.as_ref(), *sent, now) {
+                    process.asks_at = now;
+                }
+                process.answer = None;
+                process.last = Some(now);
+            }
+            return;
+        }
+        if let Some((at, ..)) = &process.writing
+            && now < *at
+        {
+            return;
+        }
+        if let Some((_, read, clock, sent, report)) = process.writing.take() {
+            if read != version || is_away || is_lost && !is_written {
+                // Another process was faster, or nobody knows what became of it.
+                process.last = Some(now);
+                return;
+            }
+            let dead = process.watch.look(Some(&self.pool), now);
+            let outcome = self.pool.round(whole, &report, &dead, clock);
+            if let Some(pool) = outcome.pool {
+                self.pool = pool;
+                self.version += 1;
+            }
+            process.last = Some(now);
+            if !is_lost {
+                process.answer = Some((now + half, sent, outcome.answer));
+            }
+            return;
+        }
+        let Some(pause) = process.local.pause(now) else {
+            process.last = None;
+            return;
+        };
+        let pause = pause.max(Duration::from_millis(20));
+        if process.last.is_none_or(|last| now >= last + pause) {
+            process.writing = Some((now + half, version, clock, now, process.local.report(now)));
+        }
+    }
+
+    /// The most that ever started above the rate: in any T seconds, starts − rate × T.
+    fn most_above_rate(&self) -> f64 {
+        let rate = self.limit.rate.unwrap().per_second();
+        let (mut level, mut most, mut last) = (0.0_f64, 0.0_f64, self.begin);
+        for start in &self.starts {
+            level = (level - rate * (*start - last).as_secs_f64()).max(0.0) + 1.0;
+            most = most.max(level);
+            last = *start;
+        }
+        most
+    }
+
+    fn check_rate(&self) {
+        let burst = f64::from(self.limit.rate.unwrap().burst());
+        let most = self.most_above_rate();
+        assert!(most <= burst + 1e-6, "{most} of {burst} at once");
+    }
+}
+
+#[test]
+fn processes_that_all_want_it_reach_the_rate_and_never_more() {
+    for (rate, burst, processes) in [
+        ("100/s", 10, 1),
+        ("100/s", 10, 3),
+        ("100/s", 100, 8),
+        ("20/s", 1, 3),
+        ("10/s", 2, 5),
+        ("50/s", 7, 20),
+        ("30/m", 1, 4),
+    ] {
+        let limit = limit(Some(rate), burst, None);
+        let mut world = World::new(limit, processes);
+        world.run(Duration::from_secs(60));
+        world.check_rate();
+        let wanted = world.limit.rate.unwrap().per_second() * 60.0;
+        let started = world.starts.len() as f64;
+        assert!(
+            started >= wanted * 0.95,
+            "{rate}, {burst}, {processes} processes: {started} of {wanted}"
+        );
+    }
+}
+
+#[test]
+fn one_an_hour_is_one_an_hour_whoever_has_the_share() {
+    let mut world = World::new(limit(Some("1/h"), 1, None), 3);
+    world.run(Duration::from_secs(3 * 3_600 + 60));
+    world.check_rate();
+    assert!((3..=4).contains(&world.starts.len()), "{:?}", world.starts);
+}
+
+#[test]
+fn what_one_process_does_not_want_the_others_have() {
+    let mut world = World::new(limit(Some("100/s"), 10, None), 3);
+    world.run(Duration::from_secs(5));
+    world.processes[0].is_busy = false;
+    world.processes[1].is_busy = false;
+    world.run(Duration::from_secs(3));
+    world.starts.clear();
+    world.run(Duration::from_secs(20));
+    assert!(world.starts.len() >= 1_900, "{}", world.starts.len());
+}
+
+#[test]
+fn running_tasks_are_shared_and_taken_over_when_a_process_dies() {
+    for (running, processes) in [(4, 2), (1, 3), (2, 5), (10, 3)] {
+        let mut world = World::new(limit(None, 0, Some(running)), processes);
+        world.run(Duration::from_secs(30));
+        assert_eq!(world.most_running, running as usize);
+        let started = world.starts.len() as f64;
+        let possible = f64::from(running) * 30.0 / 0.05;
+        assert!(
+            started > possible * 0.85,
+            "{running} of {processes}: {started} of {possible}"
+        );
+        for index in 1..processes {
+            world.processes[index].is_dead = true;
+            world.processes[index].running.clear();
+        }
+        world.run(Duration::from_secs(45));
+        world.starts.clear();
+        world.run(Duration::from_secs(10));
+        let possible = f64::from(running) * 10.0 / 0.05;
+        assert!(
+            world.starts.len() as f64 > possible * 0.85,
+            "{}",
+            world.starts.len()
+        );
+        assert_eq!(world.most_running, running as usize);
+    }
+}
+
+#[test]
+fn a_share_of_the_rate_outlives_the_database_and_places_do_not() {
+    let mut world = World::new(limit(Some("100/s"), 10, None), 3);
+    world.run(Duration::from_secs(5));
+    world.is_away = true;
+    world.starts.clear();
+    world.run(Duration::from_secs(60));
+    assert!(world.starts.len() > 5_700, "{}", world.starts.len());
+    world.is_away = false;
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.pool.holders.len(), 3, "nobody was taken for dead");
+    world.check_rate();
+
+    let mut world = World::new(limit(None, 0, Some(4)), 2);
+    world.run(Duration::from_secs(5));
+    world.is_away = true;
+    world.run(Duration::from_secs(21));
+    world.starts.clear();
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.starts.len(), 0);
+    world.is_away = false;
+    world.run(Duration::from_secs(5));
+    assert!(world.starts.len() > 300, "{}", world.starts.len());
+}
+
+#[test]
+fn nobody_asks_while_nothing_is_to_be_started() {
+    let mut world = World::new(limit(Some("100/s"), 10, None), 2);
+    world.run(Duration::from_secs(5));
+    for process in &mut world.processes {
+        process.is_busy = false;
+    }
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.pool.holders, []);
+    let version = world.version;
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.version, version);
+    assert!(
+        world
+            .processes
+            .iter()
+            .all(|it| it.local.pause(world.now).is_none())
+    );
+}
+
+#[test]
+fn a_changed_limit_is_followed_by_those_who_hold_shares() {
+    let mut world = World::new(limit(Some("100/s"), 10, Some(50)), 3);
+    world.run(Duration::from_secs(5));
+    let lower = limit(Some("20/s"), 5, Some(3));
+    world.limit = lower.clone();
+    for process in &mut world.processes {
+        process.local.set_limit(Some(&lower), world.now);
+    }
+    world.run(Duration::from_secs(2));
+    (world.starts, world.most_running) = (Vec::new(), 0);
+    world.run(Duration::from_secs(20));
+    world.check_rate();
+    assert!(world.starts.len() >= 380, "{}", world.starts.len());
+    assert!(world.most_running <= 3);
+}
+
+#[test]
+fn a_limit_of_each_process_needs_nobody_else() {
+    let alone = Limit {
+        scope: LimitScope::Process,
+        ..limit(Some("10/s"), 3, Some(2))
+    };
+    let begin = Instant::now();
+    let mut local = Local::new(&alone, begin);
+    assert_eq!(local.try_start(begin), Start::Yes);
+    assert_eq!(local.try_start(begin), Start::Yes);
+    assert_eq!(local.try_start(begin), Start::No { is_new: true });
+    assert_eq!(local.next_at(begin), None, "a place is missing");
+    assert_eq!(local.end(), Ended::Opened);
+    assert_eq!(local.try_start(begin), Start::Yes);
+    assert_eq!(local.end(), Ended::Opened);
+    assert_eq!(local.try_start(begin), Start::No { is_new: false });
+    assert_eq!(
+        local.next_at(begin),
+        Some(begin + Duration::from_millis(100))
+    );
+    assert_eq!(local.startable(begin + Duration::from_secs(9)), 1);
+    assert_eq!(local.pause(begin), None);
+}
+
+#[derive(Debug, Clone)]
+enum Fault {
+    Crash(usize),
+    Join,
+    Toggle(usize),
+    Away(bool),
+    Lose(u32),
+    Slow(u64),
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        (0..6_usize).prop_map(Fault::Crash),
+        Just(Fault::Join),
+        (0..6_usize).prop_map(Fault::Toggle),
+        any::<bool>().prop_map(Fault::Away),
+        (0..60_u32).prop_map(Fault::Lose),
+        (2..400_u64).prop_map(Fault::Slow),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn no_fault_lets_more_start_than_the_limit(
+        rate in 1..200_u32,
+        burst in 1..30_u32,
+        running in prop::option::of(1..20_u32),
+        processes in 1..6_usize,
+        seed in any::<u64>(),
+        faults in prop::collection::vec((fault(), 1..8_u64), 1..12),
+    ) {
+        let rate = format!("{rate}/s");
+        let mut world = World::new(limit(Some(&rate), burst, running), processes);
+        world.seed = seed;
+        for (fault, seconds) in faults {
+            let number = world.processes.len();
+            match fault {
+                Fault::Crash(index) => {
+                    let process = &mut world.processes[index % number];
+                    process.is_dead = true;
+                    process.running.clear();
+                }
+                Fault::Join => world.join(),
+                Fault::Toggle(index) => {
+                    let process = &mut world.processes[index % number];
+                    process.is_busy = !process.is_busy;
+                }
+                Fault::Away(is_away) => world.is_away = is_away,
+                Fault::Lose(lost) => world.lost = lost,
+                Fault::Slow(latency) => world.latency = Duration::from_millis(latency),
+            }
+            world.run(Duration::from_secs(seconds));
+        }
+        let most = world.most_above_rate();
+        prop_assert!(most <= f64::from(burst) + 1e-6, "{most} of {burst} at once");
+        if let Some(running) = running {
+            prop_assert!(world.most_running <= running as usize);
+        }
+    }
+}

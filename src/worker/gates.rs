@@ -1,0 +1,93 @@
+//! The gates of a group's tiers: which of them may start something now.
+
+use std::sync::Arc;
+use std::task::Context;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::control::{Gate, Limits, Permit};
+
+/// The gates of the tiers of a group, by their index. A tier without a limit has none.
+pub(super) struct TierGates {
+    limits: Limits,
+    limits_changed: BoxFuture<'static, ()>,
+    gates: Vec<Option<Arc<Gate>>>,
+    /// All gates of the process: sources ask those of tasks.
+    opened: Vec<(Arc<Gate>, BoxFuture<'static, ()>)>,
+}
+
+impl TierGates {
+    pub(super) fn new(limits: &Limits, tiers: &[String]) -> Self {
+        let mut gates = Self {
+            limits_changed: changed(limits.changes()),
+            limits: limits.clone(),
+            gates: Vec::new(),
+            opened: Vec::new(),
+        };
+        gates.find(tiers);
+        gates
+    }
+
+    /// Follows the limits, and wakes the group when a gate has changed.
+    pub(super) fn poll(&mut self, tiers: &[String], cx: &mut Context<'_>) {
+        while self.limits_changed.poll_unpin(cx).is_ready() {
+            self.limits_changed = changed(self.limits.changes());
+            self.find(tiers);
+        }
+        for (gate, opened) in &mut self.opened {
+            while opened.poll_unpin(cx).is_ready() {
+                *opened = changed(gate.changes());
+            }
+        }
+    }
+
+    fn find(&mut self, tiers: &[String]) {
+        self.gates = tiers.iter().map(|name| self.limits.tier(name)).collect();
+        let all = self.limits.all().into_iter();
+        self.opened = all
+            .map(|gate| (gate.clone(), changed(gate.changes())))
+            .collect();
+    }
+
+    /// How many deliveries of a tier may start now. If there is one to be started (`is_ready`), that is noted.
+    pub(super) fn startable(&self, tier: usize, is_ready: bool) -> usize {
+        match &self.gates[tier] {
+            Some(gate) => gate.startable(is_ready),
+            None => usize::MAX,
+        }
+    }
+
+    /// When the next delivery of a tier may start by itself.
+    pub(super) fn next_at(&self, tier: usize) -> Option<Instant> {
+        self.gates[tier].as_ref()?.next_at()
+    }
+
+    /// Takes the right to start a delivery of a tier.
+    ///
+    /// # Errors
+    /// The gate is closed.
+    pub(super) fn try_start(&self, tier: usize) -> Result<Option<Permit>, Closed> {
+        match &self.gates[tier] {
+            Some(gate) => gate.try_start().map(Some).ok_or(Closed),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Nothing of the tier may start now.
+pub(super) struct Closed;
+
+/// Completes when the value changes after this call.
+pub(super) fn changed<T: Send + Sync + 'static>(
+    mut value: watch::Receiver<T>,
+) -> BoxFuture<'static, ()> {
+    value.mark_unchanged();
+    Box::pin(async move {
+        if value.changed().await.is_err() {
+            // The worker is gone, and with it its groups; or nothing can change any more.
+            std::future::pending().await
+        }
+    })
+}

@@ -1,0 +1,197 @@
+//! Limits per key, and keys that take turns.
+
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt, stream};
+use tierline::task::PublishRequest;
+
+use super::{HOMES, Process, Runs, Servers, Ship, until};
+
+fn map(home: &str) -> String {
+    format!(
+        r#"
+        app = "shop"
+        [tiers.normal]
+        queue = "{home}"
+        [groups.all]
+        tiers = ["normal"]
+        concurrency = 4
+        prefetch = 4
+        [tasks]
+        "order.ship" = {{ tier = "normal", limit = {{ per = "customer", running = 1 }} }}
+        "#
+    )
+}
+
+async fn publish(process: &Process, orders: impl Iterator<Item = (u32, String)>) {
+    let requests =
+        orders.map(|(order, customer)| PublishRequest::new(&Ship { order, customer }).unwrap());
+    let published = process
+        .app
+        .publish_many(stream::iter(requests.collect::<Vec<_>>()));
+    published.for_each(async |it| drop(it.unwrap())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_tasks_of_a_key_never_run_at_once_and_a_key_with_many_holds_up_no_other() {
+    for home in HOMES {
+        let servers = Servers::start(map(home)).await;
+        let runs = Runs::free();
+        let publisher = servers.process(&runs).await;
+        let many = (0..2_000).map(|order| (order, "ada".to_owned()));
+        publish(&publisher, many).await;
+        let others = (2_000..2_200).map(|order| (order, format!("c{}", order % 50)));
+        publish(&publisher, others).await;
+        let (one, other) = (servers.worker(&runs).await, servers.worker(&runs).await);
+        let others_done = || {
+            runs.of("ship")
+                .into_iter()
+                .filter(|order| *order >= 2_000)
+                .count()
+        };
+        until(async || others_done() == 200).await;
+        let waiting = 2_200 - runs.count("ship");
+        assert!(waiting > 0, "{home}: the others waited for all of ada's");
+        runs.until("ship", 2_200).await;
+        until(async || one.heard.count("done") + other.heard.count("done") == 2_200).await;
+        for customer in ["ada", "c0", "c7"] {
+            assert_eq!(runs.most_at_once(customer), 1, "{home} {customer}");
+        }
+        let mut all = runs.of("ship");
+        all.sort_unstable();
+        assert_eq!(
+            all,
+            (0..2_200).collect::<Vec<_>>(),
+            "{home}: each runs once"
+        );
+        for process in [one, other, publisher] {
+            process.end().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_may_be_given_at_the_publish_and_a_task_without_one_counts_under_the_empty_key() {
+    let servers = Servers::start(map("postgres")).await;
+    let runs = Runs::held();
+    let worker = servers.worker(&runs).await;
+    let ship = |order| Ship {
+        order,
+        customer: format!("c{order}"),
+    };
+    for order in 0..2 {
+        worker
+            .app
+            .publish(ship(order))
+            .limit_key("same")
+            .await
+            .unwrap();
+    }
+    for order in 2..4 {
+        let nobody = serde_json::json!({ "order": order });
+        worker
+            .app
+            .publish_named("order.ship", &nobody)
+            .await
+            .unwrap();
+    }
+    worker.app.publish(ship(4)).await.unwrap();
+    // One of each key.
+    runs.until("ship", 3).await;
+    until(async || servers.parked().await == 2).await;
+    let mut started = runs.of("ship");
+    started.sort_unstable();
+    assert_eq!(started, [0, 2, 4]);
+    let long = worker.app.publish(ship(5)).limit_key("x".repeat(201)).await;
+    assert!(
+        long.unwrap_err()
+            .to_string()
+            .contains("limit_key may have 200 bytes")
+    );
+    runs.open.add_permits(100);
+    runs.until("ship", 5).await;
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_fair_tier_take_turns() {
+    let map = r#"
+        app = "shop"
+        [tiers.normal]
+        queue = "postgres"
+        fair = "customer"
+        [groups.all]
+        tiers = ["normal"]
+        concurrency = 1
+        [tasks]
+        "order.ship" = "normal"
+    "#;
+    let servers = Servers::start(map).await;
+    let runs = Runs::free();
+    let publisher = servers.process(&runs).await;
+    let customers = [("ada", 600), ("bob", 40), ("eve", 20)];
+    let mut names = BTreeMap::new();
+    for (number, (customer, count)) in customers.into_iter().enumerate() {
+        let first = number as u32 * 1_000;
+        names.insert(first, customer);
+        publish(
+            &publisher,
+            (first..first + count).map(|order| (order, customer.to_owned())),
+        )
+        .await;
+    }
+    let worker = servers.worker(&runs).await;
+    runs.until("ship", 660).await;
+    let started = runs.of("ship");
+    let place_of_last = |from: u32, to: u32| {
+        started
+            .iter()
+            .rposition(|order| (from..to).contains(order))
+            .unwrap()
+    };
+    // While three keys have tasks, each has every third start, but for what was claimed before the others were known.
+    assert!(
+        place_of_last(2_000, 3_000) <= 3 * 20 + 10,
+        "{:?}",
+        &started[..100]
+    );
+    assert!(
+        place_of_last(1_000, 2_000) <= 2 * 40 + 20 + 10,
+        "{:?}",
+        &started[..120]
+    );
+    worker.end().await;
+    publisher.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_excess_of_a_limited_task_waits_as_rows_and_holds_up_no_other_task_of_its_tier() {
+    for home in HOMES {
+        let map = map(home)
+            .replace(r#"per = "customer", running = 1"#, "running = 2")
+            .replace("[tasks]", "[tasks]\n\"order.notify\" = \"normal\"");
+        let servers = Servers::start(map).await;
+        let runs = Runs::held();
+        let (one, other) = (servers.worker(&runs).await, servers.worker(&runs).await);
+        one.publish_ships(0..300).await;
+        runs.until("ship", 2).await;
+        other.publish_notifies(0..10).await;
+        runs.until("notify", 4).await;
+        assert_eq!(runs.count("ship"), 2, "{home}");
+        runs.open.add_permits(10_000);
+        runs.until("ship", 300).await;
+        runs.until("notify", 10).await;
+        until(async || one.heard.count("done") + other.heard.count("done") == 310).await;
+        assert_eq!(runs.count("ship"), 300, "{home}");
+        assert_eq!(runs.most_at_once(""), 2, "{home}");
+        assert_eq!(servers.parked().await, 0, "{home}");
+        for process in [one, other] {
+            assert_eq!(
+                process.heard.count("suspected") + process.heard.count("dead"),
+                0,
+                "{home}"
+            );
+            process.end().await;
+        }
+    }
+}

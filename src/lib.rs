@@ -54,6 +54,9 @@ pub mod backlog;
 
 pub mod control;
 
+#[cfg(feature = "postgres")]
+pub mod rollup;
+
 mod route;
 
 #[cfg(feature = "postgres")]
@@ -62,6 +65,9 @@ mod completion;
 pub mod moving;
 
 pub mod publish;
+
+#[cfg(feature = "postgres")]
+pub mod scaling;
 
 #[cfg(feature = "postgres")]
 pub mod dead;

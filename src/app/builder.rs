@@ -21,6 +21,8 @@ use crate::control::{KnownControls, Limits};
 use crate::dead::{DeadLetters, Outcomes, Triage};
 use crate::observe::{Event, Observers};
 use crate::publish::{Connections, Publisher, TraceContext};
+#[cfg(feature = "postgres")]
+use crate::rollup::Recorder;
 use crate::secret::Secret;
 use crate::task::{AddedMiddleware, Data, Middleware, Registry};
 use crate::topology::Topology;
@@ -353,7 +355,7 @@ impl Builder {
             check_size(pool, publish_connections, topology.groups().len())?;
         }
         #[cfg(feature = "postgres")]
-        let keep_marks = postgres.keep_marks;
+        let (keep_marks, keep_rollups) = (postgres.keep_marks, postgres.keep_rollups);
         #[cfg(feature = "postgres")]
         let database = postgres.database()?;
         #[cfg(feature = "postgres")]
@@ -403,6 +405,16 @@ impl Builder {
         };
         #[cfg(not(feature = "postgres"))]
         let controls = KnownControls::none(&topology);
+        // After the controls, whose service keeps the observers that it was given for as long as somebody knows them: the
+        // recorder does.
+        #[cfg(feature = "postgres")]
+        let recorder = database.as_ref().map(|database| {
+            let (known, keep) = (controls.clone(), keep_rollups);
+            let recorder = Recorder::start(database, &topology, keep, &observers, known);
+            let counting = recorder.clone();
+            observers.add(move |event| counting.handle(event));
+            recorder
+        });
         let publisher = Publisher::new(
             topology.clone(),
             from,
@@ -425,7 +437,7 @@ impl Builder {
             on_connect,
             observers: observers.clone(),
             #[cfg(feature = "postgres")]
-            database: database.clone().filter(|_| topology.needs_tables()),
+            database: database.clone().filter(|_| topology.needs_database()),
             has_database,
             #[cfg(feature = "deadpool-lapin")]
             pool,
@@ -445,6 +457,8 @@ impl Builder {
                 database,
                 #[cfg(feature = "postgres")]
                 keep_marks,
+                #[cfg(feature = "postgres")]
+                recorder,
                 registry: registry.map(Arc::new).map_err(Arc::new),
                 middleware: Arc::new(middleware),
                 data: Arc::new(data),

@@ -30,7 +30,7 @@ pub(super) struct Connecting {
     pub(super) name: String,
     pub(super) on_connect: OnConnect,
     pub(super) observers: Observers,
-    /// The database of tiers in Postgres, if the map has any.
+    /// The database, if the map has tiers in Postgres, or limits that need it.
     #[cfg(feature = "postgres")]
     pub(super) database: Option<Database>,
     /// Whether the app has a database, whether the map needs one or not.

@@ -7,6 +7,7 @@ use sqlx::PgPool;
 use super::Builder;
 use crate::completion::{KEEP_MARKS, SHORTEST_KEEP};
 use crate::postgres::MAX_CONNECTIONS;
+use crate::rollup::{KEEP as KEEP_ROLLUPS, SHORTEST_KEEP as SHORTEST_KEEP_ROLLUPS};
 use crate::secret::Secret;
 use crate::task::IntoDuration;
 use crate::{Database, Error};
@@ -54,6 +55,15 @@ impl Builder {
         *kept = SHORTEST_KEEP.max(*kept);
         self
     }
+
+    /// How long [rollups](crate::rollup) are kept, such as `"30d"`. A minute in which a task of a tier did something takes
+    /// about 400 bytes. If processes of the app differ, the shortest time counts. At least an hour; default: 7 days.
+    pub fn keep_rollups(mut self, keep: impl IntoDuration) -> Self {
+        let kept = &mut self.postgres.keep_rollups;
+        self.unreadable.set("keep_rollups", keep, kept);
+        *kept = SHORTEST_KEEP_ROLLUPS.max(*kept);
+        self
+    }
 }
 
 pub(super) struct DatabaseSettings {
@@ -61,6 +71,7 @@ pub(super) struct DatabaseSettings {
     connections: u32,
     is_behind_pooler: bool,
     pub(super) keep_marks: Duration,
+    pub(super) keep_rollups: Duration,
 }
 
 enum Place {
@@ -95,6 +106,7 @@ impl Default for DatabaseSettings {
             connections: MAX_CONNECTIONS,
             is_behind_pooler: false,
             keep_marks: KEEP_MARKS,
+            keep_rollups: KEEP_ROLLUPS,
         }
     }
 }

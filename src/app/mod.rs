@@ -9,6 +9,8 @@ mod health;
 
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "postgres")]
+use std::time::Duration;
 
 use futures_util::stream::Stream;
 use serde_json::Value;
@@ -30,12 +32,20 @@ use crate::publish::{Publisher, PublisherStatus};
 #[cfg(feature = "postgres")]
 use crate::relay::Relay;
 #[cfg(feature = "postgres")]
+use crate::rollup::Rollups;
+#[cfg(feature = "postgres")]
+use crate::scaling::{GroupScaling, Sources, scaling};
+#[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
 use crate::worker::{Worker, WorkerParts};
 pub use builder::{Builder, OnConnect};
 pub use health::{Health, HealthState};
+
+/// How long the end of an app waits for the last rollups.
+#[cfg(feature = "postgres")]
+const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 
 /// A running app: publishes the tasks of its map.
 ///
@@ -130,8 +140,8 @@ impl Tierline {
 
     /// Ends publishing, for all clones of the app, within ten seconds; a later publish fails with
     /// [`Error::Closed`]. What is under way has five seconds for its confirm. Then the connections are closed, and
-    /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks is
-    /// written first.
+    /// those of pools that the app handed over are given back. With a database, what is known of redriven tasks, and the
+    /// last [rollups](crate::rollup), are written first.
     ///
     /// End workers, collectors and schedulers before. Without this call nothing that was confirmed is lost, but the
     /// broker logs connections that ended without a word.
@@ -144,17 +154,24 @@ impl Tierline {
     /// ```
     pub async fn close(&self) {
         #[cfg(feature = "postgres")]
-        let database = async {
+        let outcomes = async {
             if let Some(outcomes) = &self.outcomes {
                 outcomes.flush().await;
+            }
+        };
+        #[cfg(not(feature = "postgres"))]
+        let outcomes = async {};
+        tokio::join!(self.publisher.close(), outcomes);
+        #[cfg(feature = "postgres")]
+        {
+            // After the last publish.
+            if let Some(recorder) = &self.work.recorder {
+                recorder.flush(FLUSH_LIMIT).await;
             }
             if let Some(letters) = &self.letters {
                 letters.database().close().await;
             }
-        };
-        #[cfg(not(feature = "postgres"))]
-        let database = async {};
-        tokio::join!(self.publisher.close(), database);
+        }
     }
 
     /// What is up: the broker, and the database if there is one. Answers within two seconds, for the route of a
@@ -256,6 +273,41 @@ impl Tierline {
             })
         });
         Ok(control.by(&self.work.connection_name))
+    }
+
+    /// What happened in each minute, by tier and task: see [`rollup`](crate::rollup).
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none.
+    #[cfg(feature = "postgres")]
+    pub fn rollups(&self) -> Result<Rollups, Error> {
+        let database = self.log("read the rollups")?.database();
+        Ok(Rollups::new(self.topology(), database.clone()))
+    }
+
+    /// How many slots each worker group wants to meet the SLO of its tiers, with the present backlog and run times: see
+    /// [`scaling`](crate::scaling) for the formula. Answers within two seconds.
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// for group in app.scaling().await? {
+    ///     println!("{}: {} processes, {} wanted", group.group, group.processes, group.processes_wanted);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none; as every use of the database.
+    #[cfg(feature = "postgres")]
+    pub async fn scaling(&self) -> Result<Vec<GroupScaling>, Error> {
+        let database = self.log("compute how many slots are wanted")?.database();
+        scaling(Sources {
+            topology: self.topology(),
+            database,
+            publisher: &self.publisher,
+            snapshot: &self.work.controls.now(),
+        })
+        .await
     }
 
     /// The log of dead letters: list, group, redrive, discard.

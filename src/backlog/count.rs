@@ -1,4 +1,7 @@
-//! Counts the rows of a tier.
+//! Counts the rows of tiers.
+
+use std::collections::HashMap;
+use std::time::Duration;
 
 use crate::Error;
 use crate::postgres::{Database, STATEMENT_LIMIT};
@@ -40,4 +43,39 @@ pub(crate) async fn count_rows(
         scheduled: number(scheduled),
         running: number(running),
     })
+}
+
+/// Counts the rows of tiers that are ready, each up to `most`, so that a deep backlog costs no more than that.
+pub(crate) async fn count_ready(
+    database: &Database,
+    app: &str,
+    tiers: &[&str],
+    most: u64,
+    limit: Duration,
+) -> Result<HashMap<String, u64>, Error> {
+    // For index scans, whatever the statistics say.
+    let mut connection = super::connection(database);
+    let counting = connection.within(limit, "count tasks that are ready", async |connection| {
+        let is_migrated: bool =
+            sqlx::query_scalar("SELECT to_regclass('tierline.ready') IS NOT NULL")
+                .fetch_one(&mut *connection)
+                .await?;
+        if !is_migrated {
+            return Ok(Vec::new());
+        }
+        sqlx::query_as::<_, (String, i64)>(
+            "SELECT tier, (SELECT count(*) FROM ( \
+                SELECT FROM tierline.ready WHERE backlog = backlogs.id ORDER BY rank, due_at, id LIMIT $3) AS first) \
+             FROM tierline.backlogs WHERE app = $1 AND tier = ANY($2)",
+        )
+        .bind(app)
+        .bind(tiers)
+        .bind(i64::try_from(most).unwrap_or(i64::MAX))
+        .fetch_all(connection)
+        .await
+    });
+    let counts = counting.await?.into_iter();
+    Ok(counts
+        .map(|(tier, count)| (tier, u64::try_from(count).unwrap_or_default()))
+        .collect())
 }

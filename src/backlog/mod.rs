@@ -42,7 +42,7 @@ pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskSta
 pub(crate) use claim::{
     Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
-pub(crate) use count::count_rows;
+pub(crate) use count::{count_ready, count_rows};
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
 pub(crate) use keys::{

@@ -65,6 +65,21 @@ impl KnownControls {
         }
     }
 
+    /// Those of a test.
+    #[cfg(test)]
+    pub(crate) fn fixed(snapshot: Snapshot) -> Self {
+        Self {
+            flags: Flags {
+                has_overrides: snapshot.has_overrides().into(),
+                is_loaded: true.into(),
+            }
+            .into(),
+            first_answer_by: Instant::now(),
+            snapshot: watch::channel(Arc::new(snapshot)).1,
+            is_loaded: watch::channel(true).1,
+        }
+    }
+
     /// Asks the database from now on, as long as a clone of this value lives.
     #[cfg(feature = "postgres")]
     pub(crate) fn watch(
@@ -213,9 +228,9 @@ impl Watcher<'_> {
     }
 
     fn learn(&self, learned: Snapshot) {
-        let has_overrides = learned.has_overrides();
         // Whoever learns of the limits finds their gates.
         self.limits.follow(&learned);
+        let has_overrides = learned.has_overrides();
         self.snapshot.send_if_modified(|known| {
             let is_new = **known != learned;
             if is_new {

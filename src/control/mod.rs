@@ -4,9 +4,10 @@
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
-//! snapshot up to date, `table` has the statements, `process` is a live process, and `change` is how an operator makes a change. `limit_change` is how
-//! it sets a limit, and `limit` keeps limits, those of the map too. `overriding` makes an override, which also moves rows, and `doctor` names
-//! those in force. [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
+//! snapshot up to date, `table` has the statements, and `process` is a live process. `change` is how an operator makes a change,
+//! `limit_change` how one sets a limit, and `overriding` how one overrides the map, which also moves rows. `limit` keeps limits,
+//! those of the map too, `gating` says which tasks may not run as they come, and `doctor` names the overrides in force.
+//! [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
 mod change;

@@ -45,6 +45,20 @@ pub(crate) struct Override {
 }
 
 impl Snapshot {
+    /// In which these tiers are paused, and these were.
+    #[cfg(test)]
+    pub(crate) fn of_pauses(paused: &str, past: &str, from: SystemTime, to: SystemTime) -> Self {
+        Self {
+            paused_tiers: HashSet::from([paused.to_owned()]),
+            past_pauses: vec![PastPause {
+                target: PauseTarget::Tier(past.to_owned()),
+                since: from,
+                until: to,
+            }],
+            ..Self::default()
+        }
+    }
+
     /// What is in force where no operator has changed anything.
     pub(crate) fn of(topology: &Topology) -> Self {
         let tiers = topology.tiers().iter();
@@ -104,6 +118,11 @@ impl Snapshot {
         self.paused_tiers.contains(tier) || self.paused_groups.contains(group)
     }
 
+    pub(crate) fn is_task_paused(&self, task: &str) -> bool {
+        // Nearly always nothing is paused, and this is asked often.
+        !self.paused_tasks.is_empty() && self.paused_tasks.contains(task)
+    }
+
     pub(crate) fn paused_tasks(&self) -> impl Iterator<Item = &str> {
         self.paused_tasks.iter().map(String::as_str)
     }
@@ -124,7 +143,7 @@ impl Snapshot {
         prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
     }
 
-    #[cfg(feature = "postgres")]
+    #[cfg(any(test, feature = "postgres"))]
     pub(super) fn has_overrides(&self) -> bool {
         !self.task_overrides.is_empty() || !self.prefix_overrides.is_empty()
     }
@@ -149,11 +168,7 @@ impl Snapshot {
         within: Duration,
         now: SystemTime,
     ) -> Duration {
-        let is_meant = |pause: &&PastPause| match &pause.target {
-            PauseTarget::Tier(paused) => paused == tier,
-            PauseTarget::Group(paused) => paused == group,
-            PauseTarget::Task(paused) => is_task(paused),
-        };
+        let is_meant = |pause: &&PastPause| pause.target.includes(group, tier, &is_task);
         let mut paused = Duration::ZERO;
         let mut counted_from = now;
         // The latest first: what a task waited before a pause counts, and the pause does not.
@@ -172,6 +187,42 @@ impl Snapshot {
             counted_from = counted_from.min(pause.since);
         }
         paused
+    }
+
+    /// For how long of the time from `since` to `until` a task, its tier or its group was paused. A pause that is still in
+    /// force does not count.
+    pub(crate) fn paused_between(
+        &self,
+        group: &str,
+        tier: &str,
+        task: &str,
+        since: SystemTime,
+        until: SystemTime,
+    ) -> Duration {
+        let pauses = self.past_pauses.iter();
+        let pauses = pauses.filter(|pause| pause.target.includes(group, tier, |it| it == task));
+        let mut pauses: Vec<_> = pauses.map(|pause| (pause.since, pause.until)).collect();
+        pauses.sort_unstable();
+        let (mut counted_until, mut paused) = (since, Duration::ZERO);
+        for (begin, end) in pauses {
+            // Pauses of the tier, its group and the task may overlap.
+            let (begin, end) = (begin.max(counted_until), end.min(until));
+            if let Ok(length) = end.duration_since(begin) {
+                paused += length;
+                counted_until = end;
+            }
+        }
+        paused
+    }
+}
+
+impl PauseTarget {
+    fn includes(&self, group: &str, tier: &str, is_task: impl Fn(&str) -> bool) -> bool {
+        match self {
+            PauseTarget::Tier(paused) => paused == tier,
+            PauseTarget::Group(paused) => paused == group,
+            PauseTarget::Task(paused) => is_task(paused),
+        }
     }
 }
 
@@ -252,6 +303,36 @@ mod tests {
         };
         assert!(snapshot.is_paused("calls", "critical") && snapshot.is_paused("other", "bulk"));
         assert!(!snapshot.is_paused("other", "critical"));
+    }
+
+    #[test]
+    fn time_that_is_paused_twice_counts_once_and_only_within_the_wait() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let bulk = || PauseTarget::Tier("bulk".into());
+        let mail = || PauseTarget::Task("mail.send".into());
+        let pauses = [
+            (bulk(), 10, 20),
+            (bulk(), 100, 130),
+            (PauseTarget::Group("slow".into()), 110, 120),
+            (mail(), 125, 150),
+        ];
+        let pauses = pauses.into_iter().map(|(target, since, until)| PastPause {
+            target,
+            since: at(since),
+            until: at(until),
+        });
+        let snapshot = Snapshot {
+            past_pauses: pauses.collect(),
+            ..Snapshot::default()
+        };
+        let paused = |task, since, until| {
+            let paused = snapshot.paused_between("slow", "bulk", task, at(since), at(until));
+            paused.as_secs()
+        };
+        assert_eq!(paused("sms.send", 0, 1_000), 40);
+        assert_eq!(paused("sms.send", 15, 105), 10);
+        assert_eq!(paused("mail.send", 15, 1_000), 55);
+        assert_eq!(paused("mail.send", 20, 100), 0);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::topology::Topology;
 /// How long a pause is remembered that has ended. Other changes need not be; the audit log has all of them.
 const REMEMBERED: Duration = Duration::from_secs(32 * 86_400);
 
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// What the database has said.
 pub(super) struct Loaded {
     pub(super) snapshot: Snapshot,
@@ -46,7 +48,9 @@ pub(super) async fn load(
     }
     let waits = topology.tiers().iter().flat_map(|tier| {
         let promotion = tier.promote.as_ref().map(|rule| rule.after);
-        tier.ttl.into_iter().chain(promotion)
+        // A start within the SLO of a tier is found out also after several pauses.
+        let slo = tier.slo.map(|slo| slo.max(DAY));
+        tier.ttl.into_iter().chain(promotion).chain(slo)
     });
     let longest = waits.max().unwrap_or_default().min(REMEMBERED);
     let rows = read_since(connection, topology.app(), longest).await?;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
 
@@ -34,6 +34,8 @@ pub(crate) struct Received {
     unparsed: Mutex<Vec<u8>>,
     message: OnceLock<Result<Message, Unreadable>>,
     key: OnceLock<Option<Key>>,
+    /// How long its handler ran, once that has ended.
+    ran: OnceLock<Duration>,
 }
 
 /// A message that cannot become a task.
@@ -69,6 +71,7 @@ impl Received {
             unparsed: Mutex::new(payload),
             message: OnceLock::new(),
             key: OnceLock::new(),
+            ran: OnceLock::new(),
         }
     }
 
@@ -87,6 +90,7 @@ impl Received {
             unparsed: Mutex::default(),
             message: Ok(message).into(),
             key: OnceLock::new(),
+            ran: OnceLock::new(),
         }
     }
 
@@ -122,6 +126,17 @@ impl Received {
             is_redelivered,
             ..self
         }
+    }
+
+    /// Notes how long its handler ran. What follows on it is stored later, and said then.
+    pub(crate) fn set_ran(&self, ran: Duration) {
+        // The watchdog and the handler may both say so; the first one counts.
+        let _ = self.ran.set(ran);
+    }
+
+    /// How long its handler ran; `None` if none did.
+    pub(crate) fn ran(&self) -> Option<Duration> {
+        self.ran.get().copied()
     }
 
     /// The message. The first call parses it. For most messages that is the job in a slot, so that a group's ticks

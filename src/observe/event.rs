@@ -1,5 +1,6 @@
 use std::time::{Duration, SystemTime};
 
+use crate::error::ErrorKind;
 use crate::message::{DeadReason, Failure};
 use crate::task::TaskId;
 
@@ -10,7 +11,7 @@ use crate::task::TaskId;
 /// use tierline::observe::Event;
 ///
 /// fn print_dead_letters(event: &Event<'_>) {
-///     if let Event::Dead { task, reason, failure } = event {
+///     if let Event::Dead { task, reason, failure, .. } = event {
 ///         eprintln!("{} {} is a dead letter ({reason}): {failure}", task.name, task.id);
 ///     }
 /// }
@@ -40,6 +41,21 @@ pub enum Event<'a> {
         cause: &'a str,
     },
 
+    /// A publish has ended: its task is stored, or it is not. Emitted for every publish of this process, from handlers
+    /// and the scheduler too, but not for retries and redrives. A publish whose future is dropped has no event.
+    Published {
+        /// The task's name.
+        name: &'a str,
+        /// The task's identifier; that of the task that has the key, if it is a duplicate. `None` where the publish
+        /// failed before the task had one.
+        id: Option<&'a TaskId>,
+        /// The tier that it went to, or would have. `None` where the map has no such task.
+        tier: Option<&'a str>,
+        /// What became of it.
+        result: PublishResult,
+        /// How long the publish took, from the call to its outcome.
+        took: Duration,
+    },
     /// A handler was started.
     Started {
         /// The task.
@@ -68,6 +84,8 @@ pub enum Event<'a> {
         after: Duration,
         /// Why it failed.
         failure: &'a Failure,
+        /// How long its handler ran. `None` where this process ran none.
+        ran: Option<Duration>,
     },
     /// A handler asked to run later, and the message for then is stored.
     Snoozed {
@@ -75,6 +93,8 @@ pub enum Event<'a> {
         task: TaskRef<'a>,
         /// The time until it runs again.
         after: Duration,
+        /// How long its handler ran. `None` where none did.
+        ran: Option<Duration>,
     },
     /// A handler discarded its task.
     Discarded {
@@ -82,6 +102,8 @@ pub enum Event<'a> {
         task: TaskRef<'a>,
         /// The handler's reason.
         reason: &'a str,
+        /// How long the handler ran.
+        ran: Option<Duration>,
     },
     /// A task had expired when a worker got it, and was not run.
     Expired {
@@ -98,6 +120,9 @@ pub enum Event<'a> {
         reason: DeadReason,
         /// What went wrong last.
         failure: &'a Failure,
+        /// How long the handler of its last attempt ran. `None` where this process ran none: the task has waited for too
+        /// long, say, or its worker died.
+        ran: Option<Duration>,
     },
     /// A task went back to its queue before its handler ended. This does not count as an attempt.
     GivenBack {
@@ -267,6 +292,22 @@ pub struct TaskRef<'a> {
     pub life: u32,
     /// The dead letter in the log that it was redriven from, if it was.
     pub redriven_from: Option<&'a str>,
+}
+
+/// What became of a publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PublishResult {
+    /// The broker has confirmed the task, or the database has committed it. Of a publish
+    /// [within](crate::task::PublishBuilder::within) a transaction: its row is inserted, and stays if the transaction
+    /// commits.
+    Stored,
+    /// The task is stored in the place of another one with the same key.
+    Replaced,
+    /// Nothing was stored: another task has its key.
+    Duplicate,
+    /// It failed with an error of this kind.
+    Failed(ErrorKind),
 }
 
 /// What a connection to the broker is for.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-pub use event::{Event, Purpose, TaskRef};
+pub use event::{Event, PublishResult, Purpose, TaskRef};
 
 /// The registered observers. Cheap to clone; without observers an event costs nothing.
 #[derive(Clone, Default)]
@@ -20,6 +20,11 @@ type Observer = dyn Fn(&Event<'_>) + Send + Sync;
 impl Observers {
     pub(crate) fn add(&mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) {
         self.observers.push(Arc::new(observer));
+    }
+
+    /// Whether nobody is told of anything: then an event need not be made.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.observers.is_empty()
     }
 
     /// Calls every observer. One that panics does not keep the event from the others.

@@ -18,7 +18,7 @@ const TRIED: &str = "migrate the schema tierline";
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201, control from 301), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 12] = [
+const MIGRATIONS: [(i64, &str, &str); 13] = [
     (
         1,
         "dead letters",
@@ -69,6 +69,11 @@ const MIGRATIONS: [(i64, &str, &str); 12] = [
         301,
         "control",
         include_str!("../../migrations/0301_control.sql"),
+    ),
+    (
+        302,
+        "rollups",
+        include_str!("../../migrations/0302_rollups.sql"),
     ),
     (
         303,

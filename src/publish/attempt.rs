@@ -27,6 +27,8 @@ const RETURNED_AT_MOST: u32 = 3;
 pub(super) struct PublishAttempt {
     pub(super) outgoing: Outgoing,
     pub(super) id: TaskId,
+    /// When the publish was called.
+    pub(super) begin: Instant,
     pub(super) deadline: Instant,
     pub(super) patience: Patience,
     pub(super) _under_way: TaskTrackerToken,

@@ -174,10 +174,10 @@ impl<S: Stream<Item = PublishRequest>> Stream for PublishMany<S> {
                     let met = oldest.poll(&mut this.timer, cx);
                     if let Poll::Ready(Ok(SendOutcome::Confirmed)) = met {
                         this.oldest += 1;
-                        return Poll::Ready(Some(Inner::receipt(
-                            oldest.attempt,
-                            Ok(Confirmed::Stored),
-                        )));
+                        let receipt = this
+                            .publisher
+                            .receipt(oldest.attempt, Ok(Confirmed::Stored));
+                        return Poll::Ready(Some(receipt));
                     }
                     this.entries.push_front(Entry::Unconfirmed(oldest));
                     ready!(met)
@@ -229,7 +229,7 @@ async fn send_when_ready(
 /// Sends a message, or inserts its row.
 async fn send(publisher: Arc<Inner>, number: u64, attempt: PublishAttempt) -> (u64, Outcome) {
     let sent = publisher.send_until_confirmed(&attempt).await;
-    (number, Inner::receipt(attempt, sent))
+    (number, publisher.receipt(attempt, sent))
 }
 
 /// Sends a message again until the broker confirms it, at the latest until its deadline.
@@ -244,7 +244,7 @@ async fn retry(
     } = failed;
     let sent = publisher.retry_until_deadline(&attempt, &message, Some(met));
     let sent = sent.await;
-    (number, Inner::receipt(attempt, sent))
+    (number, publisher.receipt(attempt, sent))
 }
 
 /// Ready at the deadline.

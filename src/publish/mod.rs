@@ -11,7 +11,7 @@
 //! `prepare` turns a request into a message with its destination. `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
 //! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
 //! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
-//! `many` publishes a stream of requests with a window of unconfirmed messages. `rows` is the way into tiers in Postgres.
+//! `many` publishes a stream of requests with a window of unconfirmed messages, `outcome` says how each ended. `rows` is the way into tiers in Postgres.
 
 mod attempt;
 mod confirm_channel;
@@ -19,6 +19,7 @@ mod connection;
 pub(crate) mod error;
 mod lookup;
 mod many;
+mod outcome;
 mod outgoing;
 mod pool;
 mod pools;
@@ -96,6 +97,7 @@ struct Inner {
     /// How the names of the exchanges begin in which delays wait that are longer than a tier's own queues reach.
     long_delays: String,
     trace: TraceContext,
+    observers: Observers,
     /// What is being published. Closed with the app: nothing begins any more.
     under_way: TaskTracker,
 }
@@ -151,7 +153,7 @@ impl Publisher {
         observers: Observers,
         trace: TraceContext,
     ) -> Self {
-        let pools = Pools::new(&topology, from, connections, observers);
+        let pools = Pools::new(&topology, from, connections, observers.clone());
         Self {
             inner: Arc::new(Inner {
                 lookups: QueueLookups::new(&topology),
@@ -162,6 +164,7 @@ impl Publisher {
                 rows,
                 controls,
                 trace,
+                observers,
                 under_way: TaskTracker::new(),
             }),
         }
@@ -261,6 +264,7 @@ impl Publisher {
             _under_way: under_way,
             outgoing,
             id: id.clone(),
+            begin: Instant::now(),
             deadline,
             patience,
         };
@@ -347,7 +351,7 @@ impl Publish for Publisher {
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };
             let sent = self.inner.send_until_confirmed(&attempt).await;
-            Inner::receipt(attempt, sent)
+            self.inner.receipt(attempt, sent)
         })
     }
 

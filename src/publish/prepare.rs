@@ -61,22 +61,35 @@ impl Inner {
         &self,
         request: PublishRequest,
     ) -> Result<PublishAttempt, Error> {
-        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
-        self.route(&request, ASSUMED_VERSION)?;
-        let deadline = deadline(&request);
-        self.controls.loaded_for(deadline).await;
-        let version = match self.broker_for(&request) {
-            Broker::Ready(version) => version,
-            Broker::NotReady(_) => {
-                let id = request.id.clone().unwrap_or_else(TaskId::random);
-                self.until_ready(&id, deadline).await?
-            }
-        };
+        let begin = Instant::now();
+        let deadline = deadline(&request, begin);
+        let version = self.refused(
+            self.announce(&request.task, begin),
+            self.version_when_ready(&request, deadline).await,
+        )?;
         let attempt = self.prepare(request, version)?;
         Ok(PublishAttempt {
+            begin,
             deadline,
             ..attempt
         })
+    }
+
+    async fn version_when_ready(
+        &self,
+        request: &PublishRequest,
+        deadline: Instant,
+    ) -> Result<Version, Error> {
+        let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
+        self.route(request, ASSUMED_VERSION)?;
+        self.controls.loaded_for(deadline).await;
+        match self.broker_for(request) {
+            Broker::Ready(version) => Ok(version),
+            Broker::NotReady(_) => {
+                let id = request.id.clone().unwrap_or_else(TaskId::random);
+                self.until_ready(&id, deadline).await
+            }
+        }
     }
 
     /// Waits until the app's queues are there, and gives the broker's version.
@@ -92,14 +105,25 @@ impl Inner {
     /// Turns a request into a message with its destination and deadline.
     pub(super) fn prepare(
         &self,
+        request: PublishRequest,
+        broker: Version,
+    ) -> Result<PublishAttempt, Error> {
+        let begin = Instant::now();
+        let announced = self.announce(&request.task, begin);
+        self.refused(announced, self.attempt(request, broker, begin))
+    }
+
+    fn attempt(
+        &self,
         mut request: PublishRequest,
         broker: Version,
+        begin: Instant,
     ) -> Result<PublishAttempt, Error> {
         let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         if request.traceparent.is_none() {
             request.traceparent = self.trace.current();
         }
-        let deadline = deadline(&request);
+        let deadline = deadline(&request, begin);
         let patience = match request.once {
             true => Patience::UnlessLost,
             false => Patience::Full,
@@ -108,6 +132,7 @@ impl Inner {
         Ok(PublishAttempt {
             outgoing,
             id,
+            begin,
             deadline,
             patience,
             _under_way: under_way,
@@ -124,16 +149,6 @@ impl Inner {
             }),
             false => Ok(token),
         }
-    }
-
-    /// The outcome for the caller of a publish.
-    pub(super) fn receipt(
-        attempt: PublishAttempt,
-        sent: Result<Confirmed, Error>,
-    ) -> Result<Receipt, Error> {
-        let confirmed = sent?;
-        let tier = attempt.outgoing.tier();
-        Ok(confirmed.receipt(Receipt::new(attempt.id, tier, SystemTime::now())))
     }
 
     /// The destination of a request, whose size is checked too.
@@ -233,9 +248,9 @@ impl Confirmed {
     }
 }
 
-/// When a publish has to be confirmed.
-pub(super) fn deadline(request: &PublishRequest) -> Instant {
+/// When a publish that was called at `begin` has to be confirmed.
+pub(super) fn deadline(request: &PublishRequest, begin: Instant) -> Instant {
     let limit = request.deadline.unwrap_or(DEFAULT_DEADLINE);
     // A limit that no clock can hold would overflow it.
-    Instant::now() + limit.min(LONGEST_DEADLINE)
+    begin + limit.min(LONGEST_DEADLINE)
 }

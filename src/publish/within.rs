@@ -23,15 +23,21 @@ impl Inner {
     ) -> Result<Receipt, Error> {
         let _under_way = self.begin(|| TRIED.to_owned())?;
         let writers = self.writers()?;
-        let deadline = deadline(&request);
+        let begin = Instant::now();
+        let deadline = deadline(&request, begin);
+        let announced = self.announce(&request.task, begin);
         self.controls.loaded_for(deadline).await;
-        let (row, receipt) = self.row(request, SystemTime::now())?;
+        let prepared = self.row(request, SystemTime::now());
+        let (row, receipt) = self.refused(announced, prepared)?;
         let rows = std::slice::from_ref(&row);
         let inserted = writers.insert_within(connection, rows, deadline).await;
-        let mut inserted =
-            inserted.map_err(|failure| insert_error(receipt.id.clone(), &row, failure))?;
+        let mut inserted = inserted.map_err(|failure| {
+            let error = insert_error(receipt.id.clone(), &row, failure);
+            self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
+            error
+        })?;
         match inserted.pop() {
-            Some(became) => outcome(became, receipt, &row),
+            Some(became) => self.outcome(became, receipt, &row, begin),
             None => Ok(receipt),
         }
     }
@@ -47,11 +53,12 @@ impl Inner {
         self.controls
             .loaded_for(Instant::now() + DEFAULT_DEADLINE)
             .await;
-        let now = SystemTime::now();
+        let (now, begin) = (SystemTime::now(), Instant::now());
         let mut latest = None;
         let prepared = requests.into_iter().map(|request| {
-            latest = latest.max(Some(deadline(&request)));
-            self.row(request, now)
+            latest = latest.max(Some(deadline(&request, begin)));
+            let announced = self.announce(&request.task, begin);
+            self.refused(announced, self.row(request, now))
         });
         let prepared: Result<Vec<_>, Error> = prepared.collect();
         let (rows, receipts): (Vec<NewRow>, Vec<Receipt>) = prepared?.into_iter().unzip();
@@ -61,11 +68,18 @@ impl Inner {
         };
         let inserted = writers.insert_within(connection, &rows, deadline).await;
         // The first task stands for all: either all are stored or none.
-        let inserted =
-            inserted.map_err(|failure| insert_error(receipt.id.clone(), row, failure))?;
+        let inserted = inserted.map_err(|failure| {
+            let error = insert_error(receipt.id.clone(), row, failure);
+            for (row, receipt) in rows.iter().zip(&receipts) {
+                self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
+            }
+            error
+        })?;
         let each = inserted.into_iter().zip(receipts).zip(&rows);
-        each.map(|((became, receipt), row)| outcome(became, receipt, row))
-            .collect()
+        // Each has an event, also those after the first that has failed.
+        let each = each.map(|((became, receipt), row)| self.outcome(became, receipt, row, begin));
+        let outcomes: Vec<_> = each.collect();
+        outcomes.into_iter().collect()
     }
 
     fn writers(&self) -> Result<&RowWriters, Error> {
@@ -99,12 +113,29 @@ impl Inner {
         let row = NewRow::first(&mut message, is_id_drawn, claim, after);
         Ok((row, receipt))
     }
-}
 
-/// What the publish of a row is told, where `receipt` is that of a row that was stored.
-fn outcome(became: KeyedInsert, receipt: Receipt, row: &NewRow) -> Result<Receipt, Error> {
-    match became {
-        Ok(inserted) => Ok(confirmed(row, inserted)?.receipt(receipt)),
-        Err(problem) => Err(Error::Publish(key_error(receipt.id, row, problem))),
+    /// What the publish of a row is told, where `receipt` is that of a row that was stored.
+    fn outcome(
+        &self,
+        became: KeyedInsert,
+        receipt: Receipt,
+        row: &NewRow,
+        begin: Instant,
+    ) -> Result<Receipt, Error> {
+        let stored = match became {
+            Ok(inserted) => confirmed(row, inserted),
+            Err(problem) => Err(Error::Publish(key_error(receipt.id.clone(), row, problem))),
+        };
+        match stored {
+            Ok(stored) => {
+                let receipt = stored.receipt(receipt);
+                self.emit_stored(&row.task, begin, &receipt);
+                Ok(receipt)
+            }
+            Err(error) => {
+                self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
+                Err(error)
+            }
+        }
     }
 }

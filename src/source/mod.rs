@@ -213,11 +213,14 @@ pub(crate) fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {
 /// the delay.
 pub(crate) fn emit_later(
     observers: &Observers,
-    before: &Message,
+    received: &Received,
     after: Duration,
     failure: Option<&Failure>,
 ) {
-    let task = task_ref(before);
+    let Ok(before) = received.message() else {
+        return;
+    };
+    let (task, ran) = (task_ref(before), received.ran());
     match failure {
         Some(failure) => {
             let (name, id, attempt) = (task.name, task.id, task.attempt);
@@ -226,9 +229,10 @@ pub(crate) fn emit_later(
                 task,
                 after,
                 failure,
+                ran,
             });
         }
-        None => observers.emit(&Event::Snoozed { task, after }),
+        None => observers.emit(&Event::Snoozed { task, after, ran }),
     }
 }
 
@@ -242,5 +246,6 @@ pub(crate) fn emit_dead(observers: &Observers, received: &Received, tier: &str, 
         task,
         reason,
         failure,
+        ran: received.ran(),
     });
 }

@@ -283,14 +283,13 @@ impl Topology {
         self.tiers().iter().filter(|tier| tier.uses_postgres())
     }
 
-    /// Whether processes need the tables from the beginning: tiers live there, or limits are divided there.
+    /// Whether processes need the tables of the database: there are tiers in Postgres, or limits that need it.
     #[cfg(feature = "postgres")]
-    pub(crate) fn needs_tables(&self) -> bool {
-        let tiers = self.tiers().iter().map(|tier| tier.limit.as_ref());
-        let tasks = self.tasks().iter().map(|task| task.limit.as_ref());
-        let mut limits = tiers.chain(tasks).flatten();
+    pub(crate) fn needs_database(&self) -> bool {
+        let needs_it = |limit: &Option<Limit>| limit.as_ref().is_some_and(Limit::needs_database);
         self.tiers_using_postgres().next().is_some()
-            || limits.any(|limit| limit.scope == LimitScope::App)
+            || self.tiers().iter().any(|tier| needs_it(&tier.limit))
+            || self.tasks().iter().any(|task| task.limit.is_some())
     }
 
     /// Whether the messages of this tier wait on the broker.

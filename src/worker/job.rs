@@ -122,7 +122,7 @@ async fn run(
         observers.emit(&Event::Strayed { task, mapped });
     }
     if let Some(verdict) = shared.executor.refuses(message) {
-        return next(shared, message, verdict, Duration::ZERO);
+        return next(shared, received, message, verdict, None);
     }
     let due_at = message.due_at.unwrap_or(message.enqueued_at);
     let waited = SystemTime::now()
@@ -157,7 +157,7 @@ async fn run(
         // A handler that was told to stop has not failed. If it is done all the same, and no other worker has taken
         // the task over, it need not run again.
         Some(verdict) if !is_lost || matches!(verdict, Verdict::Done) => {
-            next(shared, message, verdict, begin.elapsed())
+            next(shared, received, message, verdict, Some(begin.elapsed()))
         }
         _ => {
             let why = match is_lost {
@@ -203,9 +203,13 @@ async fn watched(
             if let (Report::Hung(since), Some(events)) = (report, &events) {
                 let next = match transactions.end() {
                     TransactionUse::Completed => {
-                        next(&shared, message, Verdict::Done, begin.elapsed())
+                        let ran = Some(begin.elapsed());
+                        next(&shared, &received, message, Verdict::Done, ran)
                     }
-                    TransactionUse::NotCommitted | TransactionUse::None => hung(message, since),
+                    TransactionUse::NotCommitted | TransactionUse::None => {
+                        received.set_ran(begin.elapsed());
+                        hung(message, since)
+                    }
                 };
                 // Without a receiver nobody waits for it either.
                 let _ = events.send(JobEvent { key, next });
@@ -229,20 +233,31 @@ fn already_done(shared: &Shared, received: &Received) -> Next {
     Next::Done(TaskEnding::Done)
 }
 
-/// What follows on a verdict. Emits the events of those on which nothing does.
-fn next(shared: &Shared, message: &Message, verdict: Verdict, ran: Duration) -> Next {
+/// What follows on a verdict; `ran` is how long the handler ran, if it did. Emits the events of those on which nothing
+/// follows.
+fn next(
+    shared: &Shared,
+    received: &Received,
+    message: &Message,
+    verdict: Verdict,
+    ran: Option<Duration>,
+) -> Next {
+    if let Some(ran) = ran {
+        received.set_ran(ran);
+    }
     let task = task_ref(message);
     let (name, id) = (task.name, task.id);
     let observers = &shared.settings.observers;
     match verdict {
         Verdict::Done => {
+            let ran = ran.unwrap_or_default();
             observers.emit(&Event::Done { task, ran });
             Next::Done(TaskEnding::Done)
         }
         Verdict::Discarded { reason } => {
             tracing::info!(task = name, %id, reason, "discarded");
             let reason = &reason;
-            observers.emit(&Event::Discarded { task, reason });
+            observers.emit(&Event::Discarded { task, reason, ran });
             Next::Done(TaskEnding::Discarded)
         }
         Verdict::Expired { late } => {

@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join, join3};
+use futures_util::future::{BoxFuture, join, join4};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -25,6 +25,8 @@ use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
+#[cfg(feature = "postgres")]
+use crate::rollup::Recorder;
 use crate::secret::Secret;
 use crate::service::{Service, Termination};
 use crate::source::Suspects;
@@ -72,6 +74,8 @@ pub(crate) struct WorkerParts {
     /// How long completion marks are kept.
     #[cfg(feature = "postgres")]
     pub(crate) keep_marks: Duration,
+    #[cfg(feature = "postgres")]
+    pub(crate) recorder: Option<Recorder>,
     pub(crate) registry: Result<Arc<Registry>, Arc<Error>>,
     pub(crate) middleware: Arc<MiddlewareChains>,
     pub(crate) data: Arc<Data>,
@@ -245,7 +249,21 @@ impl Worker {
                 let _ = timeout(WIND_DOWN, collector).await;
             }
         };
-        join3(running.end_leases(), collector, parts.limits.give_back()).await;
+        #[cfg(feature = "postgres")]
+        let counts = async {
+            if let Some(recorder) = &parts.recorder {
+                recorder.flush(WIND_DOWN).await;
+            }
+        };
+        #[cfg(not(feature = "postgres"))]
+        let counts = async {};
+        join4(
+            running.end_leases(),
+            collector,
+            parts.limits.give_back(),
+            counts,
+        )
+        .await;
         Ok(())
     }
 

@@ -236,9 +236,7 @@ impl ConsumerSettings {
             ..message
         };
         self.publish_later(received, &message, after).await?;
-        if let Ok(before) = received.message() {
-            emit_later(&self.observers, before, after, failure.as_ref());
-        }
+        emit_later(&self.observers, received, after, failure.as_ref());
         Ok(())
     }
 

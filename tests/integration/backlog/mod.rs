@@ -192,7 +192,7 @@ fn through(proxy: &Proxy, url: &str) -> String {
 }
 
 /// A proxy before the server of a URL, and the URL that leads through it.
-async fn behind_a_proxy(url: &str) -> (Proxy, String) {
+pub(crate) async fn behind_a_proxy(url: &str) -> (Proxy, String) {
     let (server, _) = url.rsplit_once('/').unwrap();
     let (_, port) = server.rsplit_once(':').unwrap();
     let proxy = Proxy::start(port.parse().unwrap()).await.unwrap();

@@ -1,9 +1,11 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
+mod limits;
 mod overrides;
 mod parked;
 mod pauses;
 mod processes;
+mod rollups;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -127,6 +129,36 @@ impl Runs {
     }
 }
 
+/// A worker of an app.
+struct Working {
+    stop: oneshot::Sender<()>,
+    ended: JoinHandle<Result<(), tierline::Error>>,
+}
+
+impl Working {
+    async fn end(self) {
+        self.stop.send(()).unwrap();
+        self.ended.await.unwrap().unwrap();
+    }
+
+    /// Ends it as a crash would: it says nothing to anybody.
+    async fn kill(self) {
+        self.ended.abort();
+        let _ = self.ended.await;
+    }
+}
+
+/// Works in these groups of an app.
+fn work_in(app: &Tierline, groups: impl IntoIterator<Item = impl Into<String>>) -> Working {
+    let (stop, stopped) = oneshot::channel();
+    let worker = app.work(groups).grace(Duration::from_secs(5));
+    let ended = tokio::spawn(worker.until(async {
+        let _ = stopped.await;
+    }));
+    Working { stop, ended }
+}
+
+/// Looks until it is so.
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
@@ -153,11 +185,20 @@ impl Servers {
 
     /// One more process of the app.
     async fn process(&self, runs: &Runs) -> Process {
+        self.process_of(runs.registry()).await
+    }
+
+    async fn process_of(&self, registry: Registry) -> Process {
+        self.process_at(self.database.url(), registry).await
+    }
+
+    /// One that reaches the database by another way.
+    async fn process_at(&self, database: &str, registry: Registry) -> Process {
         let heard = Heard::default();
         let app = Tierline::builder(Topology::parse(&self.map).unwrap())
             .amqp(self.vhost.amqp_url())
-            .postgres(self.database.url())
-            .registry(runs.registry())
+            .postgres(database)
+            .registry(registry)
             .observe(heard.ear())
             .connect()
             .await
@@ -206,6 +247,12 @@ struct Process {
 }
 
 impl Process {
+    /// The same at work.
+    fn working(mut self) -> Self {
+        self.work();
+        self
+    }
+
     fn work(&mut self) {
         let groups: Vec<_> = self
             .app
@@ -245,33 +292,4 @@ impl Process {
         }
         self.app.close().await;
     }
-}
-
-/// A worker of an app.
-struct Working {
-    stop: oneshot::Sender<()>,
-    ended: JoinHandle<Result<(), tierline::Error>>,
-}
-
-impl Working {
-    async fn end(self) {
-        self.stop.send(()).unwrap();
-        self.ended.await.unwrap().unwrap();
-    }
-
-    /// Ends it as a crash would: it says nothing to anybody.
-    async fn kill(self) {
-        self.ended.abort();
-        let _ = self.ended.await;
-    }
-}
-
-/// Works in these groups of an app.
-fn work_in(app: &Tierline, groups: impl IntoIterator<Item = impl Into<String>>) -> Working {
-    let (stop, stopped) = oneshot::channel();
-    let worker = app.work(groups).grace(Duration::from_secs(5));
-    let ended = tokio::spawn(worker.until(async {
-        let _ = stopped.await;
-    }));
-    Working { stop, ended }
 }

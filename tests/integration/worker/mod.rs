@@ -155,6 +155,7 @@ impl Heard {
 /// An event in a few words, the kind first.
 fn line(event: &Event<'_>) -> String {
     match event {
+        Event::Published { name, result, .. } => format!("published {name}: {result:?}"),
         Event::Started { task, .. } => format!("started {} {}", task.name, task.attempt),
         Event::Done { task, .. } => format!("done {} {}", task.name, task.attempt),
         Event::AlreadyDone { task } => format!("already done {}", task.name),
@@ -162,7 +163,7 @@ fn line(event: &Event<'_>) -> String {
             format!("retried {} {}: {failure}", task.name, task.attempt)
         }
         Event::Snoozed { task, .. } => format!("snoozed {} {}", task.name, task.attempt),
-        Event::Discarded { task, reason } => format!("discarded {}: {reason}", task.name),
+        Event::Discarded { task, reason, .. } => format!("discarded {}: {reason}", task.name),
         Event::Expired { task, .. } => format!("expired {}", task.name),
         Event::Dead { task, reason, .. } => format!("dead {}: {reason}", task.name),
         Event::GivenBack { task, why } => format!("given back {}: {why}", task.name),

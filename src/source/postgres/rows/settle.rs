@@ -141,11 +141,9 @@ impl Rows {
             Forwarded::NotOurs => self.back.push((handle, unsettled.run)),
             Forwarded::Yes => {
                 let run = unsettled.run;
-                if let (Some((after, failure)), Ok(message)) =
-                    (unsettled.follows.take(), unsettled.received.message())
-                {
+                if let Some((after, failure)) = unsettled.follows.take() {
                     let observers = &self.settings.consumer.observers;
-                    emit_later(observers, message, after, failure.as_ref());
+                    emit_later(observers, &unsettled.received, after, failure.as_ref());
                 }
                 // It goes on at the broker, so it has come to no end.
                 self.done.push((run, None));
@@ -200,11 +198,10 @@ impl Rows {
         self.next_due = earlier(self.next_due, Instant::now().checked_add(after));
         if let Some(unsettled) = self.unsettled.get_mut(&handle)
             && let Some((after, failure)) = unsettled.follows.take()
-            && let Ok(message) = unsettled.received.message()
             && is_ours
         {
             let observers = &self.settings.consumer.observers;
-            emit_later(observers, message, after, failure.as_ref());
+            emit_later(observers, &unsettled.received, after, failure.as_ref());
         }
         self.settle_now(handle);
     }

@@ -1,0 +1,514 @@
+//! Counts events in memory, where they happen.
+//!
+//! A busy process has hundreds of thousands of events a second, on all threads of its runtime. Each thread counts in a
+//! shard of its own, so that nearly no event waits for a lock or takes a cache line from another processor. Counts of a
+//! task are allocated once between two writes, which are seconds apart.
+
+use std::cell::Cell as ThreadCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::RollupTotals;
+use crate::control::KnownControls;
+use crate::message::DeadReason;
+use crate::observe::{Event, PublishResult};
+use crate::topology::Topology;
+
+/// The name under which tasks and tiers are counted that the map does not have. No name of a map has brackets.
+pub const UNKNOWN: &str = "(unknown)";
+
+/// More shards than a process has busy threads are of no use.
+const MOST_SHARDS: usize = 32;
+
+/// What is counted apart: a task, by its index in the map, and the tier that it was in. The index after the last one stands
+/// for all that the map does not have.
+pub(super) type Cell = (usize, usize);
+
+/// The counts of a process since they were taken last.
+pub(super) struct Counters {
+    names: Names,
+    controls: KnownControls,
+    shards: Box<[Shard]>,
+}
+
+/// The tasks and tiers of the map.
+pub(super) struct Names {
+    /// The index of each task, and of the tier that the map gives it.
+    tasks: HashMap<Box<str>, (usize, usize)>,
+    tiers: HashMap<Box<str>, usize>,
+    /// By their index.
+    task_names: Vec<Box<str>>,
+    known_tiers: Vec<KnownTier>,
+}
+
+struct KnownTier {
+    name: Box<str>,
+    group: Box<str>,
+    slo: Option<Duration>,
+}
+
+/// The counts of some threads. Aligned, so that no two are in one cache line.
+#[repr(align(128))]
+#[derive(Default)]
+struct Shard(Mutex<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    /// Of each task in the tier that the map gives it. Empty until something is counted.
+    mapped: Vec<Option<Box<RollupTotals>>>,
+    /// Of tasks elsewhere: they were moved or promoted, the map has changed, or does not know them.
+    others: HashMap<Cell, Box<RollupTotals>>,
+}
+
+impl Counters {
+    pub(super) fn new(topology: &Topology, controls: KnownControls) -> Self {
+        let threads = std::thread::available_parallelism().map_or(4, usize::from);
+        let shards = (2 * threads).min(MOST_SHARDS);
+        Self {
+            names: Names::new(topology),
+            controls,
+            shards: (0..shards).map(|_| Shard::default()).collect(),
+        }
+    }
+
+    pub(super) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Counts an event.
+    pub(super) fn handle(&self, event: &Event<'_>) {
+        match event {
+            Event::Published {
+                name, tier, result, ..
+            } => self.count(name, tier.unwrap_or(UNKNOWN), |it| match result {
+                PublishResult::Stored => it.published += 1,
+                PublishResult::Replaced | PublishResult::Duplicate => it.duplicates += 1,
+                PublishResult::Failed(_) => it.unpublished += 1,
+            }),
+            Event::Started { task, waited } => {
+                let met = self.meets_slo(task.name, task.tier, *waited);
+                self.count(task.name, task.tier, |it| {
+                    it.started += 1;
+                    it.wait.add(*waited);
+                    it.slo_counted += u64::from(met.is_some());
+                    it.slo_met += u64::from(met == Some(true));
+                });
+            }
+            Event::Done { task, ran } => self.count(task.name, task.tier, |it| {
+                it.done += 1;
+                it.run.add(*ran);
+            }),
+            Event::Retried { task, ran, .. } => self.count(task.name, task.tier, |it| {
+                it.retried += 1;
+                it.add_run(*ran);
+            }),
+            Event::Snoozed { task, ran, .. } => self.count(task.name, task.tier, |it| {
+                it.snoozed += 1;
+                it.add_run(*ran);
+            }),
+            Event::Discarded { task, ran, .. } => self.count(task.name, task.tier, |it| {
+                it.discarded += 1;
+                it.add_run(*ran);
+            }),
+            Event::Expired { task, .. } => {
+                let has_slo = self.slo(task.tier).is_some();
+                self.count(task.name, task.tier, |it| {
+                    it.expired += 1;
+                    it.slo_counted += u64::from(has_slo);
+                });
+            }
+            Event::Dead {
+                task, reason, ran, ..
+            } => {
+                let waited_in_vain =
+                    *reason == DeadReason::Expired && self.slo(task.tier).is_some();
+                self.count(task.name, task.tier, |it| {
+                    it.dead += 1;
+                    it.slo_counted += u64::from(waited_in_vain);
+                    it.add_run(*ran);
+                });
+            }
+            Event::GivenBack { task, .. } => {
+                self.count(task.name, task.tier, |it| it.given_back += 1);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes all that was counted.
+    pub(super) fn take(&self, mut each: impl FnMut(Cell, Box<RollupTotals>)) {
+        for Shard(shard) in &self.shards {
+            let mut counted = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            if counted.mapped.is_empty() && counted.others.is_empty() {
+                continue;
+            }
+            // Those who count do not wait for what follows.
+            let Counted { mapped, others } = std::mem::take(&mut *counted);
+            drop(counted);
+            for (task, totals) in mapped.into_iter().enumerate() {
+                if let Some(totals) = totals {
+                    each((task, self.names.tier_of(task)), totals);
+                }
+            }
+            for (cell, totals) in others {
+                each(cell, totals);
+            }
+        }
+    }
+
+    fn count(&self, name: &str, tier: &str, add: impl FnOnce(&mut RollupTotals)) {
+        let Some(Shard(shard)) = self.shards.get(shard_of_thread() % self.shards.len()) else {
+            return;
+        };
+        let names = &self.names;
+        let task = names.tasks.get(name).copied();
+        // Nearly always the tier is the one that the map says.
+        let is_mapped = task.is_some_and(|(_, mapped)| {
+            let mapped = names.known_tiers.get(mapped);
+            mapped.is_some_and(|mapped| &*mapped.name == tier)
+        });
+        let index = task.map_or(names.task_names.len(), |(index, _)| index);
+        let tier = match is_mapped {
+            true => 0,
+            false => names.tier_index(tier),
+        };
+        let mut counted = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let totals = match is_mapped {
+            true => {
+                if counted.mapped.is_empty() {
+                    counted.mapped.resize(names.task_names.len(), None);
+                }
+                match counted.mapped.get_mut(index) {
+                    Some(totals) => totals.get_or_insert_default(),
+                    None => return,
+                }
+            }
+            false => counted.others.entry((index, tier)).or_default(),
+        };
+        add(totals);
+    }
+
+    fn slo(&self, tier: &str) -> Option<Duration> {
+        self.tier(tier)?.slo
+    }
+
+    fn tier(&self, name: &str) -> Option<&KnownTier> {
+        self.names.known_tiers.get(*self.names.tiers.get(name)?)
+    }
+
+    /// Whether a start meets the SLO of its tier; `None` if that has none.
+    fn meets_slo(&self, task: &str, tier: &str, waited: Duration) -> Option<bool> {
+        let slo = self.slo(tier)?;
+        if waited <= slo {
+            return Some(true);
+        }
+        let now = SystemTime::now();
+        let since = now.checked_sub(waited)?;
+        let group = self.tier(tier).map_or("", |tier| &*tier.group);
+        let snapshot = self.controls.now();
+        let paused = snapshot.paused_between(group, tier, task, since, now);
+        Some(waited.saturating_sub(paused) <= slo)
+    }
+
+    /// Whether a task or its tier is paused, or was for a while since then.
+    pub(super) fn is_paused(&self, (task, tier): Cell, since: SystemTime) -> bool {
+        let (task, Some(tier)) = (self.names.task(task), self.names.known_tiers.get(tier)) else {
+            return false;
+        };
+        let snapshot = self.controls.now();
+        let now = SystemTime::now();
+        snapshot.is_paused(&tier.group, &tier.name)
+            || snapshot.is_task_paused(task)
+            || !snapshot
+                .paused_between(&tier.group, &tier.name, task, since, now)
+                .is_zero()
+    }
+}
+
+impl RollupTotals {
+    fn add_run(&mut self, ran: Option<Duration>) {
+        if let Some(ran) = ran {
+            self.run.add(ran);
+        }
+    }
+}
+
+impl Names {
+    fn new(topology: &Topology) -> Self {
+        let group_of = |tier: &str| {
+            let mut groups = topology.groups().iter();
+            let group = groups.find(|group| group.tiers.iter().any(|it| it == tier));
+            group.map_or("", |group| &group.name).into()
+        };
+        let known_tiers: Vec<KnownTier> = topology
+            .tiers()
+            .iter()
+            .map(|tier| KnownTier {
+                name: tier.name.as_str().into(),
+                group: group_of(&tier.name),
+                slo: tier.slo,
+            })
+            .collect();
+        let tiers = known_tiers.iter().map(|tier| tier.name.clone());
+        let tiers: HashMap<Box<str>, usize> = tiers.zip(0..).collect();
+        let tier_of = |name: &str| tiers.get(name).copied().unwrap_or(known_tiers.len());
+        let tasks = topology.tasks().iter().enumerate();
+        Self {
+            tasks: tasks
+                .map(|(index, task)| (task.name.as_str().into(), (index, tier_of(&task.tier))))
+                .collect(),
+            task_names: topology
+                .tasks()
+                .iter()
+                .map(|task| task.name.as_str().into())
+                .collect(),
+            tiers,
+            known_tiers,
+        }
+    }
+
+    /// The name of a task.
+    pub(super) fn task(&self, index: usize) -> &str {
+        self.task_names.get(index).map_or(UNKNOWN, |name| name)
+    }
+
+    /// The name of a tier.
+    pub(super) fn tier(&self, index: usize) -> &str {
+        let tier = self.known_tiers.get(index);
+        tier.map_or(UNKNOWN, |tier| &tier.name)
+    }
+
+    fn tier_index(&self, name: &str) -> usize {
+        let index = self.tiers.get(name).copied();
+        index.unwrap_or(self.known_tiers.len())
+    }
+
+    /// The tier that the map gives a task.
+    fn tier_of(&self, task: usize) -> usize {
+        let name = self.task_names.get(task);
+        let mapped = name.and_then(|name| self.tasks.get(name));
+        mapped.map_or(self.known_tiers.len(), |(_, tier)| *tier)
+    }
+}
+
+/// The number of this thread, from 0.
+fn shard_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: ThreadCell<Option<usize>> = const { ThreadCell::new(None) };
+    }
+    let known = NUMBER.try_with(|number| {
+        number.get().unwrap_or_else(|| {
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            number.set(Some(next));
+            next
+        })
+    });
+    // A thread that is ending.
+    known.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TaskId;
+    use crate::control::Snapshot;
+    use crate::error::ErrorKind;
+    use crate::message::{Failure, FailureKind};
+    use crate::observe::TaskRef;
+
+    const MAP: &str = r#"
+        app = "shop"
+        [tiers.mail]
+        queue = "postgres"
+        slo = "10s"
+        [tiers.bulk]
+        queue = "postgres"
+        [groups.all]
+        tiers = ["mail", "bulk"]
+        concurrency = 2
+        [tasks]
+        "mail.send" = "mail"
+        "report.export" = "bulk"
+    "#;
+
+    fn counters(snapshot: Snapshot) -> Counters {
+        let topology = Topology::parse(MAP).unwrap();
+        Counters::new(&topology, KnownControls::fixed(snapshot))
+    }
+
+    fn task<'a>(name: &'a str, tier: &'a str, id: &'a TaskId) -> TaskRef<'a> {
+        TaskRef {
+            name,
+            id,
+            tier,
+            attempt: 1,
+            life: 0,
+            redriven_from: None,
+        }
+    }
+
+    /// All that was counted, by tier and task.
+    fn taken(counters: &Counters) -> HashMap<(String, String), RollupTotals> {
+        let mut all: HashMap<_, RollupTotals> = HashMap::new();
+        counters.take(|(task, tier), totals| {
+            let names = counters.names();
+            let names = (names.tier(tier).to_owned(), names.task(task).to_owned());
+            all.entry(names).or_default().merge(&totals);
+        });
+        all
+    }
+
+    fn of(all: &HashMap<(String, String), RollupTotals>, tier: &str, task: &str) -> RollupTotals {
+        let totals = all.get(&(tier.to_owned(), task.to_owned()));
+        totals.cloned().unwrap_or_default()
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn every_outcome_is_counted_where_it_belongs() {
+        let counters = counters(Snapshot::default());
+        let id = TaskId::random();
+        let failure = &Failure::new(FailureKind::Error, "no");
+        let task = task("mail.send", "mail", &id);
+        let (ran, after) = (Some(SECOND), SECOND);
+        let publish = |result| Event::Published {
+            name: "mail.send",
+            id: None,
+            tier: Some("mail"),
+            result,
+            took: SECOND,
+        };
+        let dead = |reason, ran| Event::Dead {
+            task,
+            reason,
+            failure,
+            ran,
+        };
+        let events = [
+            publish(PublishResult::Stored),
+            publish(PublishResult::Stored),
+            publish(PublishResult::Duplicate),
+            publish(PublishResult::Replaced),
+            publish(PublishResult::Failed(ErrorKind::Overloaded)),
+            Event::Started {
+                task,
+                waited: SECOND,
+            },
+            Event::Done { task, ran: SECOND },
+            Event::Retried {
+                task,
+                after,
+                failure,
+                ran,
+            },
+            Event::Snoozed { task, after, ran },
+            Event::Discarded {
+                task,
+                reason: "",
+                ran,
+            },
+            Event::Expired { task, late: SECOND },
+            dead(DeadReason::Permanent, ran),
+            dead(DeadReason::Expired, None),
+            Event::GivenBack { task, why: "" },
+            Event::AlreadyDone { task },
+        ];
+        for event in &events {
+            counters.handle(event);
+        }
+        let all = taken(&counters);
+        assert_eq!(all.len(), 1, "{all:?}");
+        let totals = of(&all, "mail", "mail.send");
+        assert_eq!(
+            totals.counts(),
+            // The last two: one start met the SLO; of what had expired nothing did.
+            [2, 2, 1, 1, 1, 1, 1, 1, 1, 2, 1, 1, 3]
+        );
+        assert_eq!((totals.wait.count(), totals.run.count()), (1, 5));
+        assert!(taken(&counters).is_empty(), "they are taken once");
+    }
+
+    #[test]
+    fn a_tier_without_slo_counts_none_and_a_late_start_does_not_meet_it() {
+        let counters = counters(Snapshot::default());
+        let id = TaskId::random();
+        for (name, tier) in [("mail.send", "mail"), ("report.export", "bulk")] {
+            let task = task(name, tier, &id);
+            for waited in [SECOND * 10, SECOND * 11] {
+                counters.handle(&Event::Started { task, waited });
+            }
+            counters.handle(&Event::Expired { task, late: SECOND });
+        }
+        let all = taken(&counters);
+        let mail = of(&all, "mail", "mail.send");
+        assert_eq!((mail.slo_met, mail.slo_counted), (1, 3));
+        let bulk = of(&all, "bulk", "report.export");
+        assert_eq!((bulk.slo_met, bulk.slo_counted, bulk.expired), (0, 0, 1));
+    }
+
+    #[test]
+    fn the_time_of_a_pause_is_no_time_of_waiting() {
+        let now = SystemTime::now();
+        let (from, to) = (now - SECOND * 100, now - SECOND * 5);
+        let counters = counters(Snapshot::of_pauses("bulk", "mail", from, to));
+        let id = TaskId::random();
+        let task = task("mail.send", "mail", &id);
+        for waited in [SECOND * 103, SECOND * 120] {
+            counters.handle(&Event::Started { task, waited });
+        }
+        let mail = of(&taken(&counters), "mail", "mail.send");
+        assert_eq!((mail.slo_met, mail.slo_counted), (1, 2));
+        assert!(counters.is_paused((0, 1), now), "it is paused now");
+        assert!(counters.is_paused((0, 0), now - SECOND * 10), "it was");
+        assert!(!counters.is_paused((0, 0), now - SECOND), "it is no more");
+    }
+
+    #[test]
+    fn what_the_map_does_not_have_is_counted_as_one() {
+        let counters = counters(Snapshot::default());
+        let id = TaskId::random();
+        for number in 0..100 {
+            let name = format!("unknown.{number}");
+            let task = task(&name, "nowhere", &id);
+            counters.handle(&Event::Started {
+                task,
+                waited: SECOND,
+            });
+        }
+        // Promoted, say.
+        let task = task("mail.send", "bulk", &id);
+        counters.handle(&Event::Done { task, ran: SECOND });
+        let all = taken(&counters);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert_eq!(of(&all, UNKNOWN, UNKNOWN).started, 100);
+        assert_eq!(of(&all, "bulk", "mail.send").done, 1);
+    }
+
+    #[test]
+    fn no_event_is_lost_between_threads_that_count_and_one_that_takes() {
+        let counters = counters(Snapshot::default());
+        let (mut total, each, threads) = (0, 20_000, 4);
+        std::thread::scope(|scope| {
+            let counting: Vec<_> = (0..threads)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let id = TaskId::random();
+                        let task = task("mail.send", "mail", &id);
+                        for _ in 0..each {
+                            counters.handle(&Event::Done { task, ran: SECOND });
+                        }
+                    })
+                })
+                .collect();
+            while !counting.iter().all(|thread| thread.is_finished()) {
+                counters.take(|_, totals| total += totals.done);
+            }
+        });
+        counters.take(|_, totals| total += totals.done);
+        assert_eq!(total, each * threads);
+    }
+}

@@ -17,6 +17,8 @@ use crate::postgres::{Database, PgConnection, Time};
 
 /// How many rows one statement walks over, and moves at most. It takes some milliseconds, so no claim waits for long.
 const AT_ONCE: i64 = 500;
+/// About how many bytes of parked rows, which are written anew, one statement moves. It is at least one row.
+const BYTES_AT_ONCE: i64 = 4 << 20;
 /// How long one statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -54,7 +56,7 @@ struct Place {
 ///
 /// As with promotions, rows that have moved on since they were found are told apart after they are locked.
 macro_rules! move_some {
-    ($table:literal, $order:literal, $after:literal, $is_too_old:literal, $moved:expr) => {
+    ($table:literal, $order:literal, $after:literal, $is_too_old:literal) => {
         concat!(
             "WITH walked AS MATERIALIZED ( \
                 SELECT id, task, rank, due_at, first_backlog FROM tierline.",
@@ -75,9 +77,15 @@ macro_rules! move_some {
                 FROM tierline.",
             $table,
             " WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) FOR UPDATE SKIP LOCKED \
-             ), ",
-            $moved,
-            " SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
+             ), moved AS ( \
+                UPDATE tierline.",
+            $table,
+            " AS row SET backlog = $2, rank = CASE WHEN row.rank > 0 THEN 1000 - greatest(least(1000 - row.rank, $5), $4) \
+                    ELSE -greatest(least(-row.rank, $5), $4) END \
+                WHERE row.ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = $1 \
+                    AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5))) \
+                RETURNING row.id \
+             ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
                 rank, due_at, id FROM walked ORDER BY (",
             $order,
             ") DESC LIMIT 1"
@@ -85,74 +93,49 @@ macro_rules! move_some {
     };
 }
 
-/// Gives the locked rows another tier and rank.
-macro_rules! change {
-    ($table:literal) => {
-        concat!(
-            "moved AS ( UPDATE tierline.",
-            $table,
-            " AS row SET backlog = $2, rank = ",
-            rank!(),
-            which!(),
-            " RETURNING row.id )"
-        )
-    };
-}
+/// The parameters of all statements: the numbers of the two tiers, the tasks, the lowest and the highest priority, the `ttl`,
+/// the place, how many rows to walk over, and, for parked ones, about how many bytes.
+const READY: &str = move_some!(
+    "ready",
+    "rank, due_at, id",
+    "$7, coalesce($8, '-infinity'), $9",
+    "coalesce(due_at <= now() - make_interval(secs => $6), false)"
+);
+const SCHEDULED: &str = move_some!(
+    "scheduled",
+    "due_at, id",
+    "coalesce($8, '-infinity'), $9",
+    "false"
+);
 
-/// Makes the locked rows ready in their new tier: they leave their lanes, and that tier parks them if they may not run there.
-macro_rules! unpark {
-    () => {
-        concat!(
-            "taken AS ( DELETE FROM tierline.parked AS row",
-            which!(),
-            " RETURNING row.* ), moved AS ( \
-                INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
-                SELECT id, due_at, ",
-            rank!(),
-            ", is_held, $2, first_backlog, task, name, properties, payload FROM taken AS row \
-                ON CONFLICT (id) DO NOTHING RETURNING id )"
-        )
-    };
-}
-
-macro_rules! rank {
-    () => {
-        "CASE WHEN row.rank > 0 THEN 1000 - greatest(least(1000 - row.rank, $5), $4) ELSE -greatest(least(-row.rank, $5), $4) END"
-    };
-}
-
-macro_rules! which {
-    () => {
-        " WHERE row.ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = $1 \
-            AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5)))"
-    };
-}
-
-/// For every table in which tasks wait. The parameters: the numbers of the two tiers, the tasks, the lowest and the highest
-/// priority, the `ttl`, the place, and how many rows to walk over.
-const TABLES: [&str; 3] = [
-    move_some!(
-        "ready",
-        "rank, due_at, id",
-        "$7, coalesce($8, '-infinity'), $9",
-        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
-        change!("ready")
-    ),
-    move_some!(
-        "scheduled",
-        "due_at, id",
-        "coalesce($8, '-infinity'), $9",
-        "false",
-        change!("scheduled")
-    ),
-    move_some!(
-        "parked",
-        "rank, due_at, id",
-        "$7, coalesce($8, '-infinity'), $9",
-        "coalesce(due_at <= now() - make_interval(secs => $6), false)",
-        unpark!()
-    ),
-];
+/// Tasks that may not run now leave their lanes and are ready in the other tier. Its workers park them again if they have to.
+/// Lanes are locked in the order in which parking locks them.
+const PARKED: &str = "WITH found AS MATERIALIZED ( \
+        SELECT id, lane, task, rank, due_at, first_backlog, \
+            octet_length(payload) + coalesce(octet_length(properties), 0) AS size \
+        FROM tierline.parked WHERE backlog = $1 AND (rank, due_at, id) > ($7, coalesce($8, '-infinity'), $9) \
+        ORDER BY rank, due_at, id LIMIT $10 \
+     ), walked AS MATERIALIZED ( \
+        SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY rank, due_at, id) - size AS before FROM found) AS found \
+        WHERE before < $11 \
+     ), wanted AS MATERIALIZED ( \
+        SELECT id, lane, coalesce(due_at <= now() - make_interval(secs => $6), false) AS is_too_old FROM walked \
+        WHERE task = ANY($3) AND first_backlog IS NULL AND ($1 <> $2 \
+            OR CASE WHEN rank > 0 THEN 1000 - rank ELSE -rank END NOT BETWEEN $4 AND $5) \
+     ), locked AS MATERIALIZED ( \
+        SELECT id FROM tierline.lanes WHERE id = ANY(ARRAY(SELECT lane FROM wanted WHERE NOT is_too_old)) \
+        ORDER BY task, key FOR UPDATE \
+     ), taken AS ( \
+        DELETE FROM tierline.parked WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) \
+            AND lane = ANY(ARRAY(SELECT id FROM locked)) RETURNING parked.* \
+     ), moved AS ( \
+        INSERT INTO tierline.ready (id, due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload) \
+        SELECT id, due_at, $2, first_backlog, CASE WHEN rank > 0 THEN 1000 - greatest(least(1000 - rank, $5), $4) \
+            ELSE -greatest(least(-rank, $5), $4) END, is_held, task, name, properties, payload \
+        FROM taken ON CONFLICT (id) DO NOTHING RETURNING ready.id \
+     ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
+        ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
+     FROM walked ORDER BY (rank, due_at, id) DESC LIMIT 1";
 
 /// Moves rows until there are no more of them, or until `end`, and adds to `reassigned` what it did. Returns whether it came
 /// to an end.
@@ -176,7 +159,7 @@ pub(crate) async fn reassign(
         Ok((from, to))
     });
     let tiers = numbering.await?;
-    for table in TABLES {
+    for statement in [READY, SCHEDULED, PARKED] {
         let mut place = None;
         loop {
             if Instant::now() >= end {
@@ -184,7 +167,7 @@ pub(crate) async fn reassign(
             }
             let moving = connection.within(LIMIT, "move tasks to another tier", {
                 async |connection| {
-                    move_some(connection, table, reassignment, tiers, place.as_ref()).await
+                    move_some(connection, statement, reassignment, tiers, place.as_ref()).await
                 }
             });
             let Some((moved, last)) = moving.await? else {
@@ -207,13 +190,14 @@ pub(crate) async fn reassign(
 /// `None`: there are no more rows.
 async fn move_some(
     connection: &mut PgConnection<'_>,
-    table: &'static str,
+    statement: &'static str,
     reassignment: &Reassignment<'_>,
     (from, to): (i32, i32),
     place: Option<&Place>,
 ) -> Result<Option<(Reassigned, Place)>, sqlx::Error> {
     let priorities = &reassignment.priorities;
-    let row = sqlx::query(table)
+    let mut transaction = connection.begin().await?;
+    let row = sqlx::query(statement)
         .bind(from)
         .bind(to)
         .bind(&reassignment.tasks)
@@ -224,11 +208,23 @@ async fn move_some(
         .bind(place.map(|place| Time(place.due_at)))
         .bind(place.map_or(Uuid::nil(), |place| place.id))
         .bind(AT_ONCE)
-        .fetch_optional(connection)
+        .bind(BYTES_AT_ONCE)
+        .fetch_optional(&mut *transaction)
         .await?;
     let Some(row) = row else {
         return Ok(None);
     };
+    if statement == PARKED {
+        // In a statement of its own, which sees what is left in the lanes.
+        sqlx::query(
+            "SELECT tierline.place_lanes(array_agg(id), task = '', false) \
+             FROM tierline.lanes WHERE id = ANY($1) GROUP BY task = ''",
+        )
+        .bind(row.try_get::<Vec<i64>, _>("lanes")?)
+        .execute(&mut *transaction)
+        .await?;
+    }
+    transaction.commit().await?;
     let count = |column| -> Result<u64, sqlx::Error> {
         let count: i64 = row.try_get(column)?;
         Ok(count.unsigned_abs())

@@ -107,6 +107,9 @@ impl Change {
         };
         let mut notes = match &self.kind {
             Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            Kind::End("override") if before.is_some() => vec![
+                "publishes and retries go by the map again; rows that have moved stay where they are".to_owned(),
+            ],
             Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
             Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
             _ => Vec::new(),

@@ -69,6 +69,12 @@ impl KnownControls {
     #[cfg(test)]
     pub(crate) fn fixed(snapshot: Snapshot) -> Self {
         Self {
+            flags: Flags {
+                has_overrides: snapshot.has_overrides().into(),
+                is_loaded: true.into(),
+            }
+            .into(),
+            first_answer_by: Instant::now(),
             snapshot: watch::channel(Arc::new(snapshot)).1,
             is_loaded: watch::channel(true).1,
             flags: Flags::new(true),

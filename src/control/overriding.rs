@@ -19,7 +19,7 @@ use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
 use crate::Error;
 use crate::backlog::{Reassigned, Reassignment, add_backlogs, reassign};
-use crate::error::ControlError;
+use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -126,12 +126,19 @@ impl Overriding {
         }
         self.check_names()?;
         self.check_tier()?;
-        self.check_processes().await?;
-        let (before, after, mut affected) = self.store().await?;
+        let (before, after, mut affected) = match self.check_and_store().await {
+            // An app whose tiers are all on the broker may have no tables yet.
+            Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
+                self.control.database.migrate().await?;
+                self.check_and_store().await?
+            }
+            stored => stored?,
+        };
         let mut notes = Vec::new();
         let moved = self.move_rows(&mut affected, &mut notes).await;
         let waiting = self.waiting(&affected, &mut notes).await;
         notes.extend(self.notes_of_priority());
+        notes.extend(self.notes_of_keys());
         Ok(Overridden {
             before,
             after,
@@ -139,6 +146,13 @@ impl Overriding {
             waiting,
             notes,
         })
+    }
+
+    async fn check_and_store(
+        &self,
+    ) -> Result<(Vec<ControlEntry>, Vec<ControlEntry>, Vec<Affected>), Error> {
+        self.check_processes().await?;
+        self.store().await
     }
 
     /// The tasks of the map that the targets name.
@@ -451,6 +465,25 @@ impl Overriding {
             "every publish and retry of these tasks has the priority {priority}, whatever it asks for; those that keep \
              waiting when the override ends keep it"
         ))
+    }
+
+    /// Each tier counts the runs of a key by itself.
+    fn notes_of_keys(&self) -> Option<String> {
+        let has_keys = |task: &&MappedTask| {
+            let limit = task.limit.as_ref();
+            limit.is_some_and(|limit| limit.per.is_some()) && self.tier.as_ref() != Some(&task.tier)
+        };
+        let tasks: Vec<&str> = self
+            .tasks()
+            .filter(has_keys)
+            .map(|task| task.name.as_str())
+            .collect();
+        (self.tier.is_some() && !tasks.is_empty()).then(|| {
+            format!(
+                "while tasks of both tiers run, as many of each key may run in each: {}",
+                listed(&tasks)
+            )
+        })
     }
 
     /// The tier that a task goes to under this override.

@@ -142,7 +142,7 @@ impl Snapshot {
         prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
     }
 
-    #[cfg(feature = "postgres")]
+    #[cfg(any(test, feature = "postgres"))]
     pub(super) fn has_overrides(&self) -> bool {
         !self.task_overrides.is_empty() || !self.prefix_overrides.is_empty()
     }

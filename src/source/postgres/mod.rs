@@ -223,7 +223,11 @@ impl RowSettings {
         }
         // A task that was paused is ready again among the others.
         let topology = &self.consumer.topology;
-        let is_of_tier = |task: &str| topology.task(task).is_some_and(|task| task.tier == tier);
+        let is_of_tier = |task: &str| {
+            let goes_to = self.consumer.goes_to(task);
+            goes_to.is_some_and(|it| it.name == tier)
+                || topology.task(task).is_some_and(|task| task.tier == tier)
+        };
         let paused = controls.time_paused(group, tier, is_of_tier, time, SystemTime::now());
         Some(time.saturating_add(paused))
     }

@@ -77,8 +77,6 @@ impl KnownControls {
             first_answer_by: Instant::now(),
             snapshot: watch::channel(Arc::new(snapshot)).1,
             is_loaded: watch::channel(true).1,
-            flags: Flags::new(true),
-            first_answer_by: Instant::now(),
         }
     }
 

@@ -77,8 +77,9 @@ impl DeadLetters {
 
     async fn redrive_one(&self, id: i64) -> Result<Receipt, Error> {
         let publisher = self.publisher()?;
-        let deadline = Instant::now() + DEFAULT_DEADLINE;
-        publisher.until_overrides_are_known(deadline).await;
+        publisher
+            .until_overrides_are_known(Instant::now() + DEFAULT_DEADLINE)
+            .await;
         let token = uuid::Uuid::now_v7().to_string();
         let mut query = self.claim(&token);
         query.push(" AND id = ").push_bind(id);
@@ -107,7 +108,6 @@ impl DeadLetters {
             }
         };
         let deadline = Instant::now() + DEFAULT_DEADLINE;
-        publisher.until_overrides_are_known(deadline).await;
         if let Err(error) = publisher.forward(letter, &task, deadline).await {
             self.give_back(&token, &[id]).await?;
             return Err(error);
@@ -183,6 +183,9 @@ impl DeadLetters {
     /// Publishes claimed rows concurrently, and returns the result of each.
     pub(super) async fn send(&self, claimed: Vec<Claimed>) -> Result<Vec<(i64, Sent)>, Error> {
         let publisher = self.publisher()?;
+        publisher
+            .until_overrides_are_known(Instant::now() + DEFAULT_DEADLINE)
+            .await;
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;

@@ -161,11 +161,12 @@ impl ClaimedRow {
 
     /// The message of this row, as a delivery of its tier.
     pub(crate) fn into_received(self, tier: &Arc<str>, now: SystemTime) -> Received {
-        let moved_to = self.is_moved.then_some(priority(self.rank));
+        let (is_moved, due_at, priority) = (self.is_moved, self.due_at, priority(self.rank));
         let mut received = self.read_message(tier, now);
-        if let Some(priority) = moved_to {
-            // The properties have that of its first tier.
-            received.mark_moved(priority);
+        // The properties have the priority of before a rule or an operator changed it.
+        received.assign_place(due_at, priority);
+        if is_moved {
+            received.mark_moved();
         }
         received
     }
@@ -208,9 +209,7 @@ impl ClaimedRow {
         };
         // Damaged bytes are read as a message without a type, which becomes a dead letter.
         let properties = properties::decode(&encoded).unwrap_or_default();
-        let mut received = Received::new(properties, self.payload, None, tier.clone(), now);
-        received.assign_due_at(self.due_at);
-        received
+        Received::new(properties, self.payload, None, tier.clone(), now)
     }
 }
 
@@ -320,6 +319,18 @@ mod tests {
         assert_eq!(back.headers, message.headers);
         assert!(back.expires_at.is_some());
         assert_eq!((back.id, back.priority), (message.id, 5));
+    }
+
+    #[test]
+    fn the_priority_is_that_of_the_row_whatever_its_properties_say() {
+        for header in [None, Some("Ada")] {
+            let mut request = PublishRequest::named("greet", b"1".to_vec());
+            let header = header.map(|it| ("who".to_owned(), it.to_owned()));
+            request.headers.extend(header);
+            let (_, mut row) = first(request);
+            row.rank = rank(9, 0);
+            assert_eq!(received(row, SystemTime::now()).priority, 9);
+        }
     }
 
     #[test]

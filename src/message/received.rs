@@ -187,23 +187,20 @@ impl Received {
         wire::crashes(properties)
     }
 
-    /// Says when the message fell due.
+    /// Says when the message fell due, and which priority it has in its tier.
     #[cfg(feature = "postgres")]
-    pub(crate) fn assign_due_at(&mut self, due_at: SystemTime) {
+    pub(crate) fn assign_place(&mut self, due_at: SystemTime, priority: u8) {
         let _ = self.message();
         if let Some(Ok(message)) = self.message.get_mut() {
             message.due_at = Some(due_at);
+            message.priority = priority;
         }
     }
 
-    /// Says that a rule or an operator has moved the message to its tier, where it has this priority.
+    /// Says that a rule or an operator has moved the message to its tier.
     #[cfg(feature = "postgres")]
-    pub(crate) fn mark_moved(&mut self, priority: u8) {
+    pub(crate) fn mark_moved(&mut self) {
         self.is_moved = true;
-        let _ = self.message();
-        if let Some(Ok(message)) = self.message.get_mut() {
-            message.priority = priority;
-        }
     }
 
     /// Whether a rule or an operator has moved it to its tier. It stays there, whatever the map says of its task.

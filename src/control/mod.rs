@@ -46,6 +46,8 @@ pub use operator::Control;
 #[cfg(feature = "postgres")]
 pub use overriding::{Overridden, Overriding, WaitingQueue};
 #[cfg(feature = "postgres")]
+pub(crate) use process::longest_silence;
+#[cfg(feature = "postgres")]
 pub use process::{Process, ProcessGroup};
 #[cfg_attr(
     not(feature = "postgres"),

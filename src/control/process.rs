@@ -1,6 +1,6 @@
 //! The processes of an app, as their heartbeats tell.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use sqlx::Row;
@@ -9,10 +9,24 @@ use sqlx::postgres::PgRow;
 use crate::postgres::{PgConnection, Time};
 use crate::topology::Topology;
 
+/// After how long without a heartbeat a process is taken for dead, if its shortest lease is not shorter.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+
+/// After how long without a heartbeat a process whose shortest lease this is counts as dead, whatever its other leases are.
+/// What it holds belongs to it until the lease of its tier is over. A process of an older release sends heartbeats by
+/// its leases alone.
+pub(crate) fn longest_silence(shortest_lease: Duration, is_older: bool) -> Duration {
+    match is_older {
+        true => shortest_lease,
+        false => shortest_lease.min(LONGEST_SILENCE),
+    }
+}
+
 /// A worker or a relay of the app that has its database.
 ///
-/// A program that runs two workers is listed twice. A process that ends leaves the list at once; one that died leaves it
-/// some time after its longest lease, as soon as another one has taken over what it held.
+/// A program that runs two workers is listed twice. A process that ends leaves the list at once. One that died is silent
+/// after its shortest lease, and after half a minute at the latest. It leaves the list a short time after that, or as soon as another one
+/// has taken over what it held.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Process {
@@ -34,8 +48,8 @@ pub struct Process {
     pub started_at: SystemTime,
     /// Its last heartbeat, by the clock of the database.
     #[serde(serialize_with = "crate::postgres::time::serialize")]
-    pub last_sign: SystemTime,
-    /// Whether that is no longer ago than the longest of its leases.
+    pub last_heartbeat: SystemTime,
+    /// Whether that is no longer ago than its shortest lease, and than half a minute.
     pub is_alive: bool,
 }
 
@@ -73,8 +87,8 @@ pub(super) async fn processes(
     let rows = sqlx::query(
         "SELECT id, name, version, groups::text, tasks, is_relay, started_at, heartbeat_at, \
             ARRAY(SELECT jsonb_object_keys(leases)) AS tiers, \
-            coalesce(heartbeat_at >= clock_timestamp() - make_interval(secs => \
-                (SELECT max(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds))), false) AS is_alive \
+            (SELECT min(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds)) AS shortest_lease, \
+            extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent \
          FROM tierline.workers WHERE app = $1 ORDER BY id",
     )
     .bind(topology.app())
@@ -86,14 +100,18 @@ pub(super) async fn processes(
 fn read(row: &PgRow, topology: &Topology) -> Result<Process, sqlx::Error> {
     let is_relay = row.try_get("is_relay")?;
     let groups: Option<&str> = row.try_get("groups")?;
+    let is_older = groups.is_none();
     let groups = groups.and_then(|groups| serde_json::from_str(groups).ok());
     let groups = match groups {
         Some(groups) => groups,
         None if is_relay => Vec::new(),
         None => groups_of(topology, &row.try_get::<Vec<String>, _>("tiers")?),
     };
-    let (Time(started_at), Time(last_sign)) =
+    let (Time(started_at), Time(last_heartbeat)) =
         (row.try_get("started_at")?, row.try_get("heartbeat_at")?);
+    let lease = row.try_get::<Option<f64>, _>("shortest_lease")?;
+    let lease = Duration::try_from_secs_f64(lease.unwrap_or_default()).unwrap_or_default();
+    let silent: f64 = row.try_get("silent")?;
     Ok(Process {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -102,8 +120,8 @@ fn read(row: &PgRow, topology: &Topology) -> Result<Process, sqlx::Error> {
         tasks: row.try_get("tasks")?,
         is_relay,
         started_at,
-        last_sign,
-        is_alive: row.try_get("is_alive")?,
+        last_heartbeat,
+        is_alive: silent <= longest_silence(lease, is_older).as_secs_f64(),
     })
 }
 
@@ -117,4 +135,17 @@ fn groups_of(topology: &Topology, tiers: &[String]) -> Vec<ProcessGroup> {
         tiers: group.tiers.clone(),
     });
     groups.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_lease_does_not_make_a_silent_process_alive() {
+        let second = Duration::from_secs(1);
+        assert_eq!(longest_silence(second * 2, false), second * 2);
+        assert_eq!(longest_silence(second * 86_400, false), second * 30);
+        assert_eq!(longest_silence(second * 86_400, true), second * 86_400);
+    }
 }

@@ -1,8 +1,8 @@
 //! Removes the rows of dead processes, whatever they served: so the list of processes has those that live.
 //!
 //! A process that shares a tier with a live one is removed when that one takes over what it held (`recover`). This finds
-//! the others, in the same way: a heartbeat that has not changed for a lease, by the monotonic clock of the process that
-//! looks.
+//! the others, in the same way: a heartbeat that has not changed for as long as a live process is silent at most, by the
+//! monotonic clock of the process that looks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
 use crate::Error;
+use crate::control::longest_silence;
 use crate::postgres::{PgConnection, STATEMENT_LIMIT, Time};
 
 /// The longest time between two looks.
@@ -46,12 +47,12 @@ pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
     let _: Option<()> = ending.run_until_cancelled(looking).await;
 }
 
-/// Removes the processes that were silent for their longest lease.
+/// Removes the processes that were silent for too long.
 async fn look(settings: &RowSettings, seen: &mut HashMap<i64, Seen>) -> Result<(), Error> {
     let database = &settings.database;
     let reading = sqlx::query(
-        "SELECT id, heartbeat_at, \
-            (SELECT max(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds)) AS lease \
+        "SELECT id, heartbeat_at, groups IS NULL AS is_older, \
+            (SELECT min(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds)) AS lease \
          FROM tierline.workers WHERE app = $1",
     )
     .bind(settings.app())
@@ -66,9 +67,10 @@ async fn look(settings: &RowSettings, seen: &mut HashMap<i64, Seen>) -> Result<(
                 row.try_get("id")?,
                 row.try_get("heartbeat_at")?,
                 row.try_get("lease")?,
+                row.try_get("is_older")?,
             ))
         };
-        let (id, Time(heartbeat_at), lease): (i64, Time, Option<f64>) =
+        let (id, Time(heartbeat_at), lease, is_older): (i64, Time, Option<f64>, bool) =
             read().map_err(|error| database.failed(tried, error))?;
         let lease = Duration::try_from_secs_f64(lease.unwrap_or_default()).unwrap_or_default();
         let is_silent = |seen: &Seen| seen.heartbeat_at == heartbeat_at;
@@ -84,7 +86,7 @@ async fn look(settings: &RowSettings, seen: &mut HashMap<i64, Seen>) -> Result<(
             },
         );
         // Two looks at least: what was seen once may have been written a moment ago.
-        if since < now && now - since >= lease {
+        if since < now && now - since >= longest_silence(lease, is_older) {
             silent.push((id, heartbeat_at));
         }
     }

@@ -2,6 +2,9 @@
 //!
 //! A lease is lost when the process could send no heartbeat for most of its length. Then its sources cancel what runs,
 //! before another process may take over. A database that was away takes nothing from anybody: see `recover`.
+//!
+//! A process that is silent for long enough to be taken for dead claims nothing more, also in tiers whose leases go on:
+//! others may have removed its row, and would take over at once what it claims without one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +18,10 @@ use super::look::is_not_migrated;
 use crate::Error;
 use crate::backlog::{add_backlogs, connection};
 use crate::backoff::Backoff;
+use crate::control::longest_silence;
 use crate::postgres::{DedicatedConnection, PgConnection};
 
-/// How many heartbeats a process sends within the shortest lease.
+/// How many heartbeats a process sends before it is taken for dead.
 const HEARTBEATS: u32 = 3;
 /// The longest that a heartbeat may take.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(5);
@@ -29,7 +33,8 @@ pub(super) struct Leases {
     worker: Option<i64>,
     /// When the last heartbeat that was answered was sent.
     last_heartbeat: Option<Instant>,
-    shortest: Duration,
+    /// After how long without a heartbeat others take this process for dead.
+    longest_silence: Duration,
     backoff: Backoff,
 }
 
@@ -40,7 +45,7 @@ impl Leases {
             connection: connection(&settings.database),
             worker: None,
             last_heartbeat: None,
-            shortest: leases.min().unwrap_or_default(),
+            longest_silence: longest_silence(leases.min().unwrap_or_default(), false),
             backoff: Backoff::new(),
             settings,
         }
@@ -51,13 +56,13 @@ impl Leases {
             let pause = match self.heartbeat().await {
                 Ok(()) => {
                     self.backoff = Backoff::new();
-                    self.shortest / HEARTBEATS
+                    self.longest_silence / HEARTBEATS
                 }
                 Err(error) => {
                     self.failed(&error);
-                    let pause = self.shortest / 20;
+                    let pause = self.longest_silence / 20;
                     let pause = pause.clamp(Duration::from_millis(50), Duration::from_millis(500));
-                    self.until_lost(pause)
+                    self.until_silent(pause)
                 }
             };
             if ending.run_until_cancelled(sleep(pause)).await.is_none() {
@@ -71,7 +76,7 @@ impl Leases {
     async fn heartbeat(&mut self) -> Result<(), Error> {
         let sent = Instant::now();
         let limit = match self.worker {
-            Some(_) => self.until_lost((self.shortest / 6).min(LONGEST_HEARTBEAT)),
+            Some(_) => self.until_silent((self.longest_silence / 6).min(LONGEST_HEARTBEAT)),
             None => LONGEST_HEARTBEAT,
         };
         let gap = match self.worker {
@@ -120,17 +125,20 @@ impl Leases {
         self.last_heartbeat = Some(sent);
         let worker = self.worker;
         for tier in self.settings.tiers.values() {
-            tier.signal.change(|state| state.worker = worker);
+            tier.signal.change(|state| {
+                state.worker = worker;
+                state.has_lease = true;
+            });
         }
     }
 
-    /// At most this time, and no longer than until the shortest lease is lost: its loss must be noticed then.
-    fn until_lost(&self, time: Duration) -> Duration {
+    /// At most this time, and no longer than until others may take this process for dead, which must be noticed before.
+    fn until_silent(&self, time: Duration) -> Duration {
         let Some(last_heartbeat) = self.last_heartbeat else {
             return time;
         };
-        let lost = last_heartbeat + longest_gap(self.shortest);
-        match lost.checked_duration_since(Instant::now()) {
+        let silent = last_heartbeat + longest_gap(self.longest_silence);
+        match silent.checked_duration_since(Instant::now()) {
             Some(left) if !left.is_zero() => time.min(left),
             _ => time,
         }
@@ -147,7 +155,17 @@ impl Leases {
             .last_heartbeat
             .map(|last_heartbeat| last_heartbeat.elapsed());
         if let Some(gap) = gap {
+            if gap >= longest_gap(self.longest_silence) {
+                self.claim_nothing();
+            }
             self.lose(|lease| gap >= longest_gap(lease));
+        }
+    }
+
+    /// Until the next heartbeat.
+    fn claim_nothing(&self) {
+        for tier in self.settings.tiers.values() {
+            tier.signal.change(|state| state.worker = None);
         }
     }
 
@@ -156,8 +174,9 @@ impl Leases {
         for tier in self.settings.tiers.values() {
             if is_lost(tier.lease) {
                 tier.signal.change(|state| {
+                    state.worker = None;
                     // Once until the next heartbeat.
-                    if state.worker.take().is_some() {
+                    if std::mem::take(&mut state.has_lease) {
                         state.generation += 1;
                     }
                 });

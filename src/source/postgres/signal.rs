@@ -31,6 +31,8 @@ pub(super) struct Signalled {
     pub(super) next_due: Option<Instant>,
     /// This process, as the database knows it. `None` while its leases cannot be extended.
     pub(super) worker: Option<i64>,
+    /// Whether this process may still run what it has claimed here.
+    pub(super) has_lease: bool,
     /// Rises each time when what was claimed before is lost.
     pub(super) generation: u64,
 }

@@ -122,8 +122,44 @@ async fn a_process_that_died_disappears_although_no_other_serves_its_tiers() {
     until(async || processes(&app).await.len() == 1).await;
     let left = processes(&app).await;
     assert_eq!(left[0].id, both[1].id);
-    assert!(left[0].is_alive && left[0].last_sign > both[1].last_sign);
+    assert!(left[0].is_alive && left[0].last_heartbeat > both[1].last_heartbeat);
     working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_died_disappears_although_one_of_its_leases_is_long() {
+    let database = database().await;
+    let (app, other) = tokio::join!(open(database.url()), open(database.url()));
+    let working = work_in(&other, ["bulk"]);
+    until(async || processes(&app).await.len() == 1).await;
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    // It served mail, and exports that run for hours.
+    let died = "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks) VALUES ('shop', 'dead:1', '', \
+                '{\"high\": 2, \"exports\": 86400}', '[]', '{}')";
+    pool.execute(died).await.unwrap();
+    until(async || processes(&app).await.iter().any(|it| !it.is_alive)).await;
+    until(async || processes(&app).await.len() == 1).await;
+    assert!(processes(&app).await[0].is_alive);
+    working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_is_silent_after_half_a_minute_whatever_its_leases_are() {
+    let database = database().await;
+    let app = open(database.url()).await;
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    let silent = "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks, heartbeat_at) \
+                  SELECT 'shop', 'web:' || silent, '', '{\"exports\": 86400}', groups::jsonb, '{}', \
+                    now() - make_interval(secs => silent) FROM (VALUES (5, '[]'), (31, '[]'), (40, NULL)) AS of (silent, groups)";
+    pool.execute(silent).await.unwrap();
+    let known = processes(&app).await;
+    let alive: Vec<_> = known
+        .iter()
+        .filter(|it| it.is_alive)
+        .map(|it| &*it.name)
+        .collect();
+    // An older release sends a heartbeat in each third of its shortest lease.
+    assert_eq!(alive, ["web:5", "web:40"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,6 +38,24 @@ ALTER TABLE tierline.workers
     -- The tasks that it has handlers for.
     ADD COLUMN tasks text[];
 
+-- Whether the map has the tier, as far as the database has a copy of it: an override to a tier that left the map ends with it.
+ALTER TABLE tierline.backlogs ADD COLUMN is_mapped boolean NOT NULL DEFAULT true;
+
+-- The override of a task that is in force. One of the name counts before one of a prefix, and a longer prefix before a shorter
+-- one. It runs with the rights of the owner: a producer that may publish must not need the right to read what operators do.
+CREATE FUNCTION tierline.override_of(
+    of_app text, of_task text,
+    OUT tier text, OUT priority smallint, OUT max_priority smallint, OUT usual_priority smallint
+)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT setting ->> 'tier', (setting ->> 'priority')::smallint, (setting ->> 'max_priority')::smallint,
+        (setting ->> 'usual_priority')::smallint
+    FROM tierline.controls
+    WHERE app = of_app AND kind = 'override' AND (until IS NULL OR until > clock_timestamp())
+        AND (target_kind = 'task' AND target = of_task OR target_kind = 'prefix' AND starts_with(of_task, target))
+    ORDER BY target_kind = 'task' DESC, octet_length(target) DESC LIMIT 1
+$$;
+
 -- Publishes a task as a row of its tier, or of the tier that an override gives it, within the transaction of the caller.
 -- Returns the task's id.
 CREATE OR REPLACE FUNCTION tierline.publish(
@@ -73,19 +91,10 @@ BEGIN
             USING ERRCODE = 'undefined_object',
                 HINT = 'Add it to [tasks] in the map, and run "tierline topology apply FILE --postgres URL".';
     END IF;
-    -- An override of the name counts before one of a prefix, and a longer prefix before a shorter one.
-    SELECT backlogs.id AS backlog, (controls.setting ->> 'priority')::smallint AS priority,
-        (controls.setting ->> 'max_priority')::smallint AS max_priority,
-        (controls.setting ->> 'usual_priority')::smallint AS usual_priority
-    INTO overridden
-    FROM tierline.controls
-    LEFT JOIN tierline.backlogs ON backlogs.app = publish.app AND backlogs.tier = controls.setting ->> 'tier'
-        AND backlogs.tier <> mapped.tier
-    WHERE controls.app = publish.app AND controls.kind = 'override'
-        AND (controls.until IS NULL OR controls.until > clock_timestamp())
-        AND (controls.target_kind = 'task' AND controls.target = publish.task
-            OR controls.target_kind = 'prefix' AND starts_with(publish.task, controls.target))
-    ORDER BY controls.target_kind = 'task' DESC, octet_length(controls.target) DESC LIMIT 1;
+    SELECT backlogs.id AS backlog, found.priority, found.max_priority, found.usual_priority INTO overridden
+    FROM tierline.override_of(publish.app, publish.task) AS found
+    LEFT JOIN tierline.backlogs ON backlogs.app = publish.app AND backlogs.tier = found.tier
+        AND backlogs.tier <> mapped.tier AND backlogs.is_mapped;
     backlog_id := coalesce(overridden.backlog,
         (SELECT backlogs.id FROM tierline.backlogs WHERE backlogs.app = publish.app AND backlogs.tier = mapped.tier));
     IF payload IS NULL THEN

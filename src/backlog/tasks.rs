@@ -1,17 +1,18 @@
-//! Keeps a copy of the map's tasks in the database, for producers that publish with `tierline.publish`.
+//! Keeps a copy of the map's tasks and tiers in the database, for producers that publish with `tierline.publish`.
 
 use super::add_backlogs;
 use crate::Error;
-use crate::postgres::{Database, STATEMENT_LIMIT};
+use crate::postgres::{Database, PgConnection, STATEMENT_LIMIT};
 use crate::topology::{MappedTask, Topology};
 
 /// Writes what the map says of its tasks, and gives its tiers their numbers. What is there already is not written again,
-/// and what only another version of the map has stays.
+/// and tasks that only another version of the map has stay.
 pub(crate) async fn store_tasks(database: &Database, topology: &Topology) -> Result<(), Error> {
     let storing = async {
         let mut transaction = database.pool().begin().await?;
         let tiers: Vec<&str> = topology.tiers().iter().map(|it| &*it.name).collect();
         add_backlogs(&mut transaction, topology.app(), &tiers).await?;
+        store_tiers(&mut transaction, topology.app(), &tiers).await?;
         let mut tasks: Vec<&MappedTask> = topology.tasks().iter().collect();
         // In one order in all processes, so that none waits for another in a circle.
         tasks.sort_by_key(|task| &task.name);
@@ -43,6 +44,25 @@ pub(crate) async fn store_tasks(database: &Database, topology: &Topology) -> Res
     };
     let tried = "store the tasks of the map";
     database.within(STATEMENT_LIMIT, tried, storing).await
+}
+
+/// Notes which tiers the map has. One that is not in it has no workers, so no override leads there.
+async fn store_tiers(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+    tiers: &[&str],
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "WITH changed AS MATERIALIZED ( \
+            SELECT id FROM tierline.backlogs WHERE app = $1 AND is_mapped <> (tier = ANY($2)) ORDER BY id FOR UPDATE \
+         ) UPDATE tierline.backlogs SET is_mapped = NOT is_mapped \
+         WHERE id IN (SELECT id FROM changed) AND is_mapped <> (tier = ANY($2))",
+    )
+    .bind(app)
+    .bind(tiers)
+    .execute(connection)
+    .await
+    .map(drop)
 }
 
 /// Removes the tasks that the map does not have.

@@ -1,5 +1,7 @@
 //! Tasks that an operator sends to another tier, or gives another priority, for a while.
 
+mod sql;
+
 use std::sync::{Arc, Mutex};
 
 use futures_util::{StreamExt, stream};

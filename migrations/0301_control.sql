@@ -1,6 +1,7 @@
 -- What operators change at run time: pauses, limits, overrides.
 --
--- One that has ended stays for a time: a task that waited through a pause is not dead-lettered for that.
+-- One that has ended stays for a time: a task that waited through a pause is not dead-lettered for that, and rows that an
+-- override has moved can be moved again.
 CREATE TABLE tierline.controls (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
@@ -17,6 +18,8 @@ CREATE TABLE tierline.controls (
     until timestamptz CHECK (isfinite(until))
 );
 CREATE INDEX controls_by_target ON tierline.controls (app, kind, target_kind, target);
+-- Each process reads what is in force twice a second, whatever has ended.
+CREATE INDEX controls_by_end ON tierline.controls (app, until);
 
 -- How processes divide the limits of tiers and tasks. Few rows; each is written some times a second while something starts.
 CREATE TABLE tierline.limits (

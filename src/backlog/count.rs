@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::Error;
 use crate::postgres::{Database, STATEMENT_LIMIT};
 
+/// How many rows of a table are looked at to count some tasks.
+const MOST_LOOKED_AT: i64 = 10_000;
+
 /// How many rows a tier has, by their phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowCounts {
@@ -90,4 +93,55 @@ pub(crate) async fn count_startable(
     Ok(counts
         .map(|(tier, count)| (tier, u64::try_from(count).unwrap_or_default()))
         .collect())
+}
+
+/// How many of some tasks a tier has, as far as its first rows were looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TasksLeft {
+    /// How many wait.
+    pub(crate) waiting: u64,
+    /// Whether more may wait behind the rows that were looked at.
+    pub(crate) may_be_more: bool,
+    /// How many processes have claimed.
+    pub(crate) claimed: u64,
+}
+
+/// Counts the tasks of these names among the first rows of a tier, and those that processes have claimed.
+pub(crate) async fn count_tasks_left(
+    database: &Database,
+    app: &str,
+    tier: &str,
+    tasks: &[&str],
+) -> Result<TasksLeft, Error> {
+    // For index scans, whatever the statistics say.
+    let mut connection = super::connection(database);
+    let counting = connection.within(STATEMENT_LIMIT, "count the tasks that stay in a tier", {
+        async |connection| {
+            sqlx::query_as::<_, (i64, bool, i64)>(
+                "WITH tier AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), \
+                 looked_at AS MATERIALIZED ( \
+                    (SELECT 'ready' AS phase, task FROM tierline.ready WHERE backlog = (SELECT id FROM tier) \
+                     ORDER BY rank, due_at, id LIMIT $4) \
+                    UNION ALL (SELECT 'scheduled', task FROM tierline.scheduled WHERE backlog = (SELECT id FROM tier) \
+                     ORDER BY due_at, id LIMIT $4) \
+                    UNION ALL (SELECT 'parked', task FROM tierline.parked WHERE backlog = (SELECT id FROM tier) \
+                     ORDER BY rank, due_at, id LIMIT $4) \
+                 ) SELECT (SELECT count(*) FROM looked_at WHERE task = ANY($3)), \
+                    EXISTS (SELECT FROM looked_at GROUP BY phase HAVING count(*) >= $4), \
+                    (SELECT count(*) FROM tierline.running WHERE backlog = (SELECT id FROM tier) AND task = ANY($3))",
+            )
+            .bind(app)
+            .bind(tier)
+            .bind(tasks)
+            .bind(MOST_LOOKED_AT)
+            .fetch_one(connection)
+            .await
+        }
+    });
+    let (waiting, may_be_more, claimed) = counting.await?;
+    Ok(TasksLeft {
+        waiting: waiting.unsigned_abs(),
+        may_be_more,
+        claimed: claimed.unsigned_abs(),
+    })
 }

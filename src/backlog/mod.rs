@@ -21,11 +21,11 @@ mod finished;
 mod insert;
 mod inspect;
 mod keys;
+mod move_tasks;
 mod notify;
 mod parked;
 mod prepare;
 mod promote;
-mod reassign;
 mod room;
 mod row;
 mod task;
@@ -42,12 +42,13 @@ pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskSta
 pub(crate) use claim::{
     Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
-pub(crate) use count::{count_rows, count_startable};
+pub(crate) use count::{TasksLeft, count_rows, count_startable, count_tasks_left};
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
 pub(crate) use keys::{
     Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, hold_keys_to_the_end, remove_expired_keys,
 };
+pub(crate) use move_tasks::{Moved, TasksToMove, move_tasks};
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use parked::{
     Lane, LaneClaim, OpenLanes, ParkFrom, ParkedRow, Sweep, Unparked, claim_parked, lock_ready,
@@ -56,7 +57,6 @@ pub(crate) use parked::{
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
 };
-pub(crate) use reassign::{Reassigned, Reassignment, reassign};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};

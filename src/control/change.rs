@@ -9,7 +9,8 @@ use serde_json::json;
 
 use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
-use super::table::{Reason, begin, end, lock};
+use super::overriding::rows::note_of_end;
+use super::table::{Reason, begin, end, lock, snapshot_of};
 use crate::Error;
 use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
@@ -107,9 +108,14 @@ impl Change {
         };
         let mut notes = match &self.kind {
             Kind::Begin(Setting::Pause) => self.notes_of_pause(),
-            Kind::End("override") if before.is_some() => vec![
-                "publishes and retries go by the map again; rows that have moved stay where they are".to_owned(),
-            ],
+            Kind::End("override") if before.is_some() => {
+                let mut notes = vec![
+                    "publishes and retries go by the map again; rows that have moved stay where they are"
+                        .to_owned(),
+                ];
+                notes.extend(self.note_of_rows(before.as_ref()).await);
+                notes
+            }
             Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
             Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
             _ => Vec::new(),
@@ -209,6 +215,28 @@ impl Change {
             near: near_miss(name, names.iter().copied()).map(Into::into),
             app: topology.app().into(),
         }))
+    }
+
+    /// How many rows stay in the tier to which an override led that has ended.
+    async fn note_of_rows(&self, ended: Option<&ControlEntry>) -> Option<String> {
+        let Setting::Override {
+            tier: Some(tier), ..
+        } = &ended?.setting
+        else {
+            return None;
+        };
+        let Control {
+            topology, database, ..
+        } = &self.control;
+        let now = match self.control.list().await {
+            Ok(now) => snapshot_of(topology, &now),
+            Err(error) => {
+                return Some(format!(
+                    "how many rows stay in tier {tier} is not known: {error}"
+                ));
+            }
+        };
+        note_of_end(topology, database, &self.target, tier, &now).await
     }
 
     /// The tiers whose queue on the broker dead-letters what waits for too long, paused or not.

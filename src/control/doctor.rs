@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::Control;
 use super::entry::{ControlEntry, Setting};
-use super::overriding::{Unhandled, listed, unhandled};
+use super::overriding::handlers::{Unhandled, listed, unhandled};
 use super::process::{Process, processes};
 use super::table::{in_force, is_migrated};
 use crate::Error;
@@ -86,11 +86,11 @@ fn findings(topology: &Topology, processes: &[Process], entry: &ControlEntry) ->
         return findings;
     }
     let help = "start workers of the tier's group that have the handlers, or end it";
-    match unhandled(processes, tier, tasks.into_iter()) {
+    match unhandled(processes, tier, &tasks) {
         None => {}
         Some(Unhandled::NoProcess) => findings.push(finding(
             Severity::Warning,
-            format!("no live process serves tier {tier}: its tasks wait for nobody"),
+            format!("no live process serves tier {tier}: nobody will run its tasks"),
             help,
         )),
         Some(Unhandled::Tasks(tasks)) => findings.push(finding(

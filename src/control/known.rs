@@ -29,7 +29,10 @@ use crate::topology::Topology;
 
 /// How often the database is asked. With the time that a consumer takes to stop, this is well below two seconds.
 #[cfg(feature = "postgres")]
-pub(super) const EVERY: Duration = Duration::from_millis(500);
+const EVERY: Duration = Duration::from_millis(500);
+/// Within how much time every process that reaches the database follows a change.
+#[cfg(feature = "postgres")]
+pub(super) const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 /// How long an answer may take.
 #[cfg(feature = "postgres")]
 const LIMIT: Duration = Duration::from_secs(5);

@@ -5,9 +5,9 @@
 //!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
 //! snapshot up to date, `table` has the statements, and `process` is a live process. `change` is how an operator makes a change,
-//! `limit_change` how one sets a limit, and `overriding` how one overrides the map, which also moves rows. `limit` keeps limits,
+//! `limit_change` how one sets a limit, and `overriding` how one overrides the map, and which rows move then. `limit` keeps limits,
 //! those of the map too, `gating` says which tasks may not run as they come, and `doctor` names the overrides in force.
-//! [`Control`] is the face of all this; get it from [`Tierline::control`](crate::Tierline::control).
+//! Operators use [`Control`]; get it from [`Tierline::control`](crate::Tierline::control).
 
 #[cfg(feature = "postgres")]
 mod change;

@@ -1,4 +1,4 @@
-//! The face of control: what an operator calls.
+//! `Control`: what operators call.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -148,12 +148,13 @@ impl Control {
     /// Gives a task another tier, or another priority, or both, for a while.
     ///
     /// All processes of the app that have its database publish and retry it there within two seconds, and so does one that
-    /// starts later, from its first publish on. Rows that wait are moved a second later, before this returns, in their order,
-    /// but for those that a rule or an operator has moved by itself. If this future is dropped meanwhile, the override is in force
-    /// and the rest of the rows stays; to make it again moves them. Messages that wait in queues stay there and run there.
+    /// starts later, from its first publish on. Then the rows that wait are moved, before this returns, in their order: from the
+    /// tier of the map, and from those to which overrides have led in the last 32 days. Those stay that a rule or an operator has
+    /// moved by itself. If this future is dropped meanwhile, the override is in force and the rest of the rows stays; to make it
+    /// again moves them. Messages that wait in queues stay there and run there. The notes of the answer say what stays.
     ///
     /// It counts before an override of a prefix. When it ends, publishes and retries go by the map again, and rows that were
-    /// moved stay where they are.
+    /// moved stay where they are; an override to the tier of the map moves them back.
     ///
     /// ```no_run
     /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
@@ -172,8 +173,8 @@ impl Control {
     /// # Errors
     /// [`ControlError::Unknown`](crate::error::ControlError::Unknown) where the map does not have the task or the tier;
     /// [`ControlError::Refused`](crate::error::ControlError::Refused) where neither tier nor priority is given, the tier does
-    /// not have the priority, no live process that serves the tier has a handler for the task, or the tier has no delay queues
-    /// and the map's tier has; as every use of the database.
+    /// not have the priority, no live process that serves the tier has a handler for the task, the handler's timeout reaches the
+    /// broker's `ack_timeout` there, or the tier has no delay queues and the map's tier has; as every use of the database.
     pub fn override_task(&self, task: &str) -> Overriding {
         Overriding::new(self, vec![Target::Task(task.to_owned())])
     }

@@ -1,36 +1,37 @@
 //! Another tier or priority for some tasks, for a while: checked, made and recorded in one transaction, and then carried
 //! out on the rows that wait.
+//!
+//! `handlers` says whether the live processes can run the tasks, and `rows` moves the rows.
 
-use std::collections::{BTreeMap, BTreeSet};
+pub(super) mod handlers;
+pub(super) mod rows;
+
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::Control;
 use super::change::{check_length, kept};
 use super::entry::{ControlEntry, Setting, Target};
-use super::known::EVERY;
-use super::process::{Process, processes};
-use super::snapshot::Snapshot;
-use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
+use super::process::processes;
+use super::table::{Reason, begin, end, in_force, lock, snapshot_of, tiers_of_overrides};
 use crate::Error;
-use crate::backlog::{Reassigned, Reassignment, add_backlogs, reassign};
+use crate::backlog::add_backlogs;
 use crate::error::{ControlError, DatabaseError};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
-use crate::topology::{MappedTask, Tier, near_miss, show_duration};
+use crate::topology::{MappedTask, Tier, near_miss};
+use handlers::{Unhandled, listed, unhandled};
+use rows::RowsToMove;
 
 /// How many names one change may have. All of them are written in one transaction.
 const MOST_NAMES: usize = 500;
-/// How many names an error or a note lists.
-const NAMED: usize = 10;
-/// How long waiting rows are moved before the answer comes. At some 50,000 rows a second that is a backlog of millions.
-const LONGEST_MOVE: Duration = Duration::from_secs(120);
 /// How long the broker may take to say how much waits.
 const ASK_LIMIT: Duration = Duration::from_secs(3);
 
@@ -126,7 +127,7 @@ impl Overriding {
         }
         self.check_names()?;
         self.check_tier()?;
-        let (before, after, mut affected) = match self.check_and_store().await {
+        let stored = match self.check_and_store().await {
             // An app whose tiers are all on the broker may have no tables yet.
             Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
                 self.control.database.migrate().await?;
@@ -134,11 +135,17 @@ impl Overriding {
             }
             stored => stored?,
         };
+        let Stored {
+            before,
+            after,
+            mut rows,
+        } = stored;
         let mut notes = Vec::new();
-        let moved = self.move_rows(&mut affected, &mut notes).await;
-        let waiting = self.waiting(&affected, &mut notes).await;
+        let moved = self.move_rows(&mut rows, &mut notes).await;
+        let waiting = self.waiting(&rows, &mut notes).await;
         notes.extend(self.notes_of_priority());
         notes.extend(self.notes_of_keys());
+        notes.extend(self.notes_of_length());
         Ok(Overridden {
             before,
             after,
@@ -148,9 +155,7 @@ impl Overriding {
         })
     }
 
-    async fn check_and_store(
-        &self,
-    ) -> Result<(Vec<ControlEntry>, Vec<ControlEntry>, Vec<Affected>), Error> {
+    async fn check_and_store(&self) -> Result<Stored, Error> {
         self.check_processes().await?;
         self.store().await
     }
@@ -176,6 +181,11 @@ impl Overriding {
                 "a list has 1 to {MOST_NAMES} names, and this one has {}; a prefix has any number",
                 self.targets.len()
             )));
+        }
+        if self.targets.contains(&Target::Prefix(String::new())) {
+            return Err(self.refused(
+                "the prefix is empty, which would override every task; name the tasks, or a prefix of them".to_owned(),
+            ));
         }
         let mapped = |target: &&Target| topology.tasks().iter().any(|it| target.has(&it.name));
         let Some(unknown) = self.targets.iter().find(|target| !mapped(target)) else {
@@ -235,9 +245,6 @@ impl Overriding {
 
     /// Refuses a tier whose workers could not run the tasks.
     async fn check_processes(&self) -> Result<(), Error> {
-        let Some(tier) = &self.tier else {
-            return Ok(());
-        };
         let topology = &self.control.topology;
         let reading = async {
             let mut connection = self.control.database.pool().acquire().await?;
@@ -248,21 +255,29 @@ impl Overriding {
             .database
             .within(STATEMENT_LIMIT, "list the processes", reading);
         let processes = reading.await?;
-        let names = self.tasks().map(|task| task.name.as_str());
-        match unhandled(&processes, tier, names) {
-            None => Ok(()),
-            Some(Unhandled::NoProcess) => Err(self.refused(format!(
-                "no live process serves tier {tier}, so its tasks would wait for nobody; start workers of {} that have \
-                 this database first",
-                self.group_of(tier)
-            ))),
-            Some(Unhandled::Tasks(tasks)) => Err(self.refused(format!(
-                "no live process that serves tier {tier} has a handler for {}; deploy the handlers to workers of {} \
-                 first, or choose a tier whose workers have them",
-                listed(&tasks),
-                self.group_of(tier)
-            ))),
+        let Some(tier) = &self.tier else {
+            return Ok(());
+        };
+        let names: Vec<&str> = self.tasks().map(|task| task.name.as_str()).collect();
+        match unhandled(&processes, tier, &names) {
+            None => {}
+            Some(Unhandled::NoProcess) => {
+                return Err(self.refused(format!(
+                    "no live process serves tier {tier}, so nobody would run its tasks; start workers of {} that have \
+                     this database first",
+                    self.group_of(tier)
+                )));
+            }
+            Some(Unhandled::Tasks(tasks)) => {
+                return Err(self.refused(format!(
+                    "no live process that serves tier {tier} has a handler for {}; deploy the handlers to workers of {} \
+                     first, or choose a tier whose workers have them",
+                    listed(&tasks),
+                    self.group_of(tier)
+                )));
+            }
         }
+        Ok(())
     }
 
     fn group_of(&self, tier: &str) -> String {
@@ -271,16 +286,15 @@ impl Overriding {
         group.map_or_else(|| "its group".to_owned(), |it| format!("group {}", it.name))
     }
 
-    /// Puts the overrides in force. Returns what was in force before and is now for the same names, and where the rows of
-    /// the tasks are to be moved.
-    async fn store(&self) -> Result<(Vec<ControlEntry>, Vec<ControlEntry>, Vec<Affected>), Error> {
+    /// Puts the overrides in force.
+    async fn store(&self) -> Result<Stored, Error> {
         let Control {
             topology,
             database,
             who,
             ..
         } = &self.control;
-        let (app, setting, stored) = (topology.app(), self.setting(), self.stored());
+        let (app, setting, for_sql) = (topology.app(), self.setting(), self.setting_for_sql());
         let reason = Reason {
             who,
             why: &self.why,
@@ -290,7 +304,6 @@ impl Overriding {
             let mut connection = database.pool().acquire().await?;
             let mut transaction = connection.begin().await?;
             lock(&mut transaction, app).await?;
-            let all_before = in_force(&mut transaction, app).await?;
             if let Some(tier) = &self.tier {
                 // The SQL function tierline.publish looks it up.
                 add_backlogs(&mut transaction, app, &[tier]).await?;
@@ -298,7 +311,8 @@ impl Overriding {
             let (mut before, mut after) = (Vec::new(), Vec::new());
             for target in &self.targets {
                 let ended = end(&mut transaction, app, setting.kind(), target).await?;
-                let begun = begin(&mut transaction, app, target, &setting, &stored, reason).await?;
+                let begun =
+                    begin(&mut transaction, app, target, &setting, &for_sql, reason).await?;
                 let action = Action {
                     app,
                     who,
@@ -312,13 +326,14 @@ impl Overriding {
                 before.extend(ended);
                 after.push(begun);
             }
-            let all_after = in_force(&mut transaction, app).await?;
+            let now = in_force(&mut transaction, app).await?;
+            let overridden = tiers_of_overrides(&mut transaction, app).await?;
             transaction.commit().await?;
-            let (then, now) = (
-                snapshot_of(topology, &all_before),
-                snapshot_of(topology, &all_after),
-            );
-            Ok((before, after, self.affected(&then, &now)))
+            Ok(Stored {
+                before,
+                after,
+                rows: self.rows_to_move(&overridden, &snapshot_of(topology, &now)),
+            })
         };
         database
             .within(STATEMENT_LIMIT, &self.tried(), storing)
@@ -326,7 +341,7 @@ impl Overriding {
     }
 
     /// As it is stored, with what `tierline.publish` must know of the tier.
-    fn stored(&self) -> Value {
+    fn setting_for_sql(&self) -> Value {
         let mut stored = self.setting().to_json();
         let tier = self.tier.as_ref();
         if let Some(tier) = tier.and_then(|tier| self.control.topology.tier(tier)) {
@@ -336,97 +351,10 @@ impl Overriding {
         stored
     }
 
-    /// The tasks that this override is about, unless a more specific one is in force, by the tiers in which their rows
-    /// wait: that of the map, and that of the override before.
-    fn affected(&self, before: &Snapshot, after: &Snapshot) -> Vec<Affected> {
-        let topology = &self.control.topology;
-        let mut tasks: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
-        for task in self.tasks() {
-            let now = after.override_of(&task.name);
-            let is_ours =
-                now.is_some_and(|it| it.tier == self.tier && it.priority == self.priority);
-            let Some(to) = self.tier_of(task).filter(|_| is_ours) else {
-                continue;
-            };
-            let then = before.override_of(&task.name);
-            let then = then.and_then(|it| it.tier.as_ref());
-            let then = then.filter(|tier| topology.tier(tier).is_some());
-            for from in [Some(&task.tier), then].into_iter().flatten() {
-                if *from == to.name && self.priority.is_none() {
-                    continue;
-                }
-                let tiers = (from.clone(), to.name.clone());
-                tasks.entry(tiers).or_default().insert(task.name.clone());
-            }
-        }
-        let affected = tasks.into_iter().map(|((from, to), tasks)| Affected {
-            from,
-            to,
-            tasks: tasks.into_iter().collect(),
-        });
-        affected.collect()
-    }
-
-    /// Moves the waiting rows. The override is in force by now, so a failure is a note. The more urgent tiers of the map
-    /// come first.
-    async fn move_rows(&self, affected: &mut [Affected], notes: &mut Vec<String>) -> u64 {
-        let topology = &self.control.topology;
-        let in_file = |name: &str| topology.tiers().iter().position(|it| it.name == name);
-        affected.sort_by_key(|it| in_file(&it.to));
-        if !affected.is_empty() {
-            // Until every process that reaches the database knows the override: what publishers have meanwhile stored by the
-            // map is moved too, and no worker sends what has moved back by the map.
-            sleep(EVERY * 2).await;
-        }
-        let end = Instant::now() + LONGEST_MOVE;
-        let mut moved = 0;
-        for affected in &*affected {
-            let (Some(from), Some(to)) =
-                (topology.tier(&affected.from), topology.tier(&affected.to))
-            else {
-                continue;
-            };
-            let reassignment = Reassignment {
-                app: topology.app(),
-                tasks: affected.tasks.iter().map(String::as_str).collect(),
-                from: &from.name,
-                to: &to.name,
-                priorities: match self.priority {
-                    Some(priority) => priority..=priority,
-                    None => to.priorities_from(from),
-                },
-                ttl: to.ttl.filter(|_| from.name != to.name),
-            };
-            let mut reassigned = Reassigned::default();
-            let done = reassign(&self.control.database, &reassignment, end, &mut reassigned);
-            let again = "set the override again to move the rest";
-            match done.await {
-                Ok(true) => {}
-                Ok(false) => notes.push(format!(
-                    "not all rows of tier {} have moved within {}; {again}",
-                    from.name,
-                    show_duration(LONGEST_MOVE)
-                )),
-                Err(error) => notes.push(format!(
-                    "the override is in force, and not all rows of tier {} have moved: {error}; {again}",
-                    from.name
-                )),
-            }
-            moved += reassigned.moved;
-            if reassigned.too_old > 0 {
-                notes.push(format!(
-                    "{} rows stay in tier {}: they have waited for longer than the ttl of tier {}, where they would expire",
-                    reassigned.too_old, from.name, to.name
-                ));
-            }
-        }
-        moved
-    }
-
     /// How much waits in the queues that the tasks have left.
-    async fn waiting(&self, affected: &[Affected], notes: &mut Vec<String>) -> Vec<WaitingQueue> {
+    async fn waiting(&self, rows: &[RowsToMove], notes: &mut Vec<String>) -> Vec<WaitingQueue> {
         let topology = &self.control.topology;
-        let left = affected.iter().filter(|it| it.from != it.to);
+        let left = rows.iter().filter(|it| it.from != it.to);
         let left: BTreeSet<&str> = left.map(|it| it.from.as_str()).collect();
         let left = left.into_iter().filter_map(|tier| topology.tier(tier));
         let left: Vec<&Tier> = left.filter(|tier| tier.home.is_on_broker()).collect();
@@ -436,10 +364,13 @@ impl Overriding {
                 Some(depths) => depths(tier.clone(), Instant::now() + ASK_LIMIT).await,
                 None => None,
             };
+            let delayed = match tier.delays {
+                true => ", and those in its delay queues come to it",
+                false => "",
+            };
             notes.push(match (messages, &self.control.queue_depths) {
-                (Some(0), _) => format!("the queue of tier {} is empty", tier.name),
                 (Some(count), _) => format!(
-                    "{count} messages wait in the queue of tier {}; those of the overridden tasks stay there",
+                    "{count} messages wait in the queue of tier {}; those of the overridden tasks stay there{delayed}",
                     tier.name
                 ),
                 (None, Some(_)) => format!(
@@ -484,6 +415,16 @@ impl Overriding {
                 listed(&tasks)
             )
         })
+    }
+
+    /// Rows that move are not counted against the `max_length` of their new tier.
+    fn notes_of_length(&self) -> Option<String> {
+        let tier = self.control.topology.tier(self.tier.as_ref()?)?;
+        let most = tier.max_length?;
+        Some(format!(
+            "tier {} takes {most} tasks (max_length) and then refuses publishes; rows move there all the same",
+            tier.name
+        ))
     }
 
     /// The tier that a task goes to under this override.
@@ -535,43 +476,10 @@ impl IntoFuture for Overriding {
     }
 }
 
-/// Tasks whose rows in one tier are to be in another.
-struct Affected {
-    from: String,
-    to: String,
-    tasks: Vec<String>,
-}
-
-/// Why the workers of a tier cannot run some tasks.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unhandled<'t> {
-    /// None lives.
-    NoProcess,
-    /// None has a handler for these.
-    Tasks(Vec<&'t str>),
-}
-
-/// Which of these tasks no live process that serves a tier could run; `None`: there are no such tasks.
-pub(super) fn unhandled<'t>(
-    processes: &[Process],
-    tier: &str,
-    tasks: impl Iterator<Item = &'t str>,
-) -> Option<Unhandled<'t>> {
-    let serving = |process: &&Process| process.is_alive && process.serves(tier);
-    let serving: Vec<&Process> = processes.iter().filter(serving).collect();
-    if serving.is_empty() {
-        return Some(Unhandled::NoProcess);
-    }
-    let is_unhandled = |task: &&str| !serving.iter().any(|process| process.has_handler(task));
-    let tasks: Vec<&str> = tasks.filter(is_unhandled).collect();
-    (!tasks.is_empty()).then_some(Unhandled::Tasks(tasks))
-}
-
-/// Some names, and how many more there are.
-pub(super) fn listed(names: &[&str]) -> String {
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
+/// What was put in force.
+struct Stored {
+    /// What was in force before for the same names.
+    before: Vec<ControlEntry>,
+    after: Vec<ControlEntry>,
+    rows: Vec<RowsToMove>,
 }

@@ -12,8 +12,12 @@ use super::snapshot::{Override, PastPause, PauseTarget, Snapshot};
 use crate::postgres::{PgConnection, Time};
 use crate::topology::Topology;
 
-/// How long a pause is remembered that has ended. Other changes need not be; the audit log has all of them.
+/// How long a pause is remembered that has ended, for the time in which tasks waited, and an override, for the rows that it has
+/// moved. The audit log has all changes.
 const REMEMBERED: Duration = Duration::from_secs(32 * 86_400);
+
+/// Of how many overrides at most the tiers are looked up, the latest first.
+const MOST_OVERRIDES: i64 = 10_000;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -160,6 +164,26 @@ pub(super) async fn in_force(
     Ok(in_force.map(|it| it.entry).collect())
 }
 
+/// The tiers to which overrides lead that are in force or were: rows of their tasks may wait there.
+pub(super) async fn tiers_of_overrides(
+    connection: &mut PgConnection<'_>,
+    app: &str,
+) -> Result<Vec<(Target, String)>, sqlx::Error> {
+    let found: Vec<(String, String, String)> = sqlx::query_as(
+        "SELECT target_kind, target, tier FROM ( \
+            SELECT target_kind, target, setting ->> 'tier' AS tier, max(id) AS latest FROM tierline.controls \
+            WHERE app = $1 AND kind = 'override' GROUP BY 1, 2, 3 \
+         ) AS found WHERE tier IS NOT NULL ORDER BY latest DESC LIMIT $2",
+    )
+    .bind(app)
+    .bind(MOST_OVERRIDES)
+    .fetch_all(connection)
+    .await?;
+    let found = found.into_iter();
+    let found = found.filter_map(|(kind, name, tier)| Some((Target::new(&kind, name)?, tier)));
+    Ok(found.collect())
+}
+
 /// `None`: a newer release has written what this one does not know.
 fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
     let kind: &str = row.try_get("kind")?;
@@ -204,7 +228,7 @@ pub(super) async fn end(
 ) -> Result<Option<ControlEntry>, sqlx::Error> {
     sqlx::query(
         "DELETE FROM tierline.controls WHERE app = $1 AND until < clock_timestamp() - \
-            CASE WHEN kind = 'pause' THEN make_interval(secs => $2) ELSE interval '0' END",
+            CASE WHEN kind = 'limit' THEN interval '0' ELSE make_interval(secs => $2) END",
     )
     .bind(app)
     .bind(REMEMBERED.as_secs_f64())

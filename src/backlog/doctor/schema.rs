@@ -7,7 +7,7 @@ use crate::amqp::{Finding, Severity};
 use crate::postgres::{MigrationState, PgConnection};
 
 /// The indexes that statements rely on, as Postgres describes them. Their names may differ.
-const INDEXES: [&str; 26] = [
+const INDEXES: [&str; 27] = [
     "CREATE UNIQUE INDEX backlogs_app_tier_key ON tierline.backlogs USING btree (app, tier)",
     "CREATE UNIQUE INDEX ready_pkey ON tierline.ready USING btree (id)",
     "CREATE UNIQUE INDEX ready_order ON tierline.ready USING btree (backlog, rank, due_at, id)",
@@ -25,6 +25,7 @@ const INDEXES: [&str; 26] = [
     "CREATE UNIQUE INDEX lanes_order ON tierline.lanes USING btree (backlog, task, rank, turn, id) WHERE (rank IS NOT NULL)",
     "CREATE INDEX lanes_empty ON tierline.lanes USING btree (emptied_at) WHERE (rank IS NULL)",
     "CREATE INDEX controls_by_target ON tierline.controls USING btree (app, kind, target_kind, target)",
+    "CREATE INDEX controls_by_end ON tierline.controls USING btree (app, until)",
     "CREATE UNIQUE INDEX finished_pkey ON tierline.finished USING btree (id, finished_at)",
     "CREATE INDEX finished_order ON tierline.finished USING btree (backlog, finished_at, id)",
     "CREATE INDEX finished_by_name ON tierline.finished USING btree (name) WHERE (name IS NOT NULL)",

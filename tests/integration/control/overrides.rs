@@ -1,5 +1,6 @@
 //! Tasks that an operator sends to another tier, or gives another priority, for a while.
 
+mod rows;
 mod sql;
 
 use std::sync::{Arc, Mutex};
@@ -34,6 +35,7 @@ const MAP: &str = r#"
     [tiers.fresh]
     queue = "postgres"
     ttl = "1h"
+    max_length = 100000
     [tiers.plain]
     queue = "classic"
     delays = false
@@ -167,12 +169,12 @@ impl Shop {
         working
     }
 
-    /// A process that is known to serve the slow tiers, and takes nothing.
+    /// A process that is known to serve tiers, and takes nothing. It never falls silent.
     async fn add_idle_worker(&self) {
         sqlx::query(
-            "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks) VALUES ('shop', 'idle:1', '', \
+            "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks, heartbeat_at) VALUES ('shop', 'idle:1', '', \
              '{\"bulk\": 600}', '[{\"name\": \"all\", \"slots\": 1, \"tiers\": [\"bulk\", \"rows\", \"fresh\"]}]', \
-             '{report.export,report.send}')",
+             '{report.export,report.send}', now() + interval '1 hour')",
         )
         .execute(&self.pool)
         .await
@@ -325,7 +327,7 @@ async fn an_override_of_a_list_ends_by_itself() {
         .control
         .override_tasks(tasks)
         .tier("bulk")
-        .lasting("2s");
+        .lasting("8s");
     assert_eq!(overridden.await.unwrap().after.len(), 2);
     let begun = shop.another().connect().await.unwrap();
     for task in tasks {
@@ -647,6 +649,10 @@ async fn an_override_that_cannot_work_is_refused_and_changes_nothing() {
         (
             control.override_tasks(Vec::<String>::new()).tier("bulk"),
             "1 to 500 names",
+        ),
+        (
+            control.override_prefix("").tier("bulk"),
+            "the prefix is empty",
         ),
         (mail().tier("idle"), "no live process serves tier idle"),
         (mail().tier("plain"), "no delay queues"),

@@ -3,6 +3,10 @@
 //! A tier's rows are walked over in their order, a bounded number in each statement, because no index has the tasks. What
 //! moved is then as if it had been published under the override: `first_backlog` stays empty, so a later override moves it
 //! again, and its retries go where the task goes then. A row that a rule or an operator has moved by itself stays.
+//!
+//! Scheduled rows come first: one that falls due meanwhile is found among the ready ones. Parked rows come last, because
+//! ready ones are parked meanwhile. Rows that others have locked are left out and counted, so that nobody waits; the caller
+//! walks again for them.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
@@ -23,9 +27,12 @@ const BYTES_AT_ONCE: i64 = 4 << 20;
 /// How long one statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// How soon after a notification the next one follows. Each makes every worker of the tier look.
+const NOTIFY_EVERY: Duration = Duration::from_millis(100);
+
 /// Which rows go where.
 #[derive(Debug)]
-pub(crate) struct Reassignment<'a> {
+pub(crate) struct TasksToMove<'a> {
     pub(crate) app: &'a str,
     /// Only tasks of these names.
     pub(crate) tasks: Vec<&'a str>,
@@ -38,11 +45,15 @@ pub(crate) struct Reassignment<'a> {
     pub(crate) ttl: Option<Duration>,
 }
 
-/// How many rows were moved, and how many stay because they are too old for the tier.
+/// What a walk over a tier did.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Reassigned {
-    pub(crate) moved: u64,
+pub(crate) struct Moved {
+    /// How many rows it moved.
+    pub(crate) count: u64,
+    /// How many stay because they are too old for the other tier.
     pub(crate) too_old: u64,
+    /// How many others had locked.
+    pub(crate) locked: u64,
 }
 
 /// Where the next statement begins.
@@ -72,7 +83,8 @@ macro_rules! move_some {
              ), wanted AS MATERIALIZED ( \
                 SELECT id, ",
             $is_too_old,
-            " AS is_too_old FROM walked WHERE task = ANY($3) AND first_backlog IS NULL \
+            " AS is_too_old FROM walked WHERE task = ANY($3) AND first_backlog IS NULL AND ($1 <> $2 \
+                OR CASE WHEN rank > 0 THEN 1000 - rank ELSE -rank END NOT BETWEEN $4 AND $5) \
              ), locked AS MATERIALIZED ( \
                 SELECT ctid AS place, backlog, rank, CASE WHEN rank > 0 THEN 1000 - rank ELSE -rank END AS priority \
                 FROM tierline.",
@@ -87,6 +99,7 @@ macro_rules! move_some {
                     AND ($1 <> $2 OR priority NOT BETWEEN $4 AND $5))) \
                 RETURNING row.id \
              ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
+                (SELECT count(*) FROM wanted WHERE NOT is_too_old) - (SELECT count(*) FROM locked) AS locked, \
                 rank, due_at, id FROM walked ORDER BY (",
             $order,
             ") DESC LIMIT 1"
@@ -135,21 +148,21 @@ const PARKED: &str = "WITH found AS MATERIALIZED ( \
             ELSE -greatest(least(-rank, $5), $4) END, is_held, task, name, properties, payload \
         FROM taken ON CONFLICT (id) DO NOTHING RETURNING ready.id \
      ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
-        ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
+        0::bigint AS locked, ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
      FROM walked ORDER BY (rank, due_at, id) DESC LIMIT 1";
 
-/// Moves rows until there are no more of them, or until `end`, and adds to `reassigned` what it did. Returns whether it came
-/// to an end.
+/// Walks once over the rows of a tier, until `end` at the latest, and adds to `moved` what it did. Returns whether it came
+/// to the end of them.
 ///
 /// # Errors
 /// As every use of the database. What was moved before is counted.
-pub(crate) async fn reassign(
+pub(crate) async fn move_tasks(
     database: &Database,
-    reassignment: &Reassignment<'_>,
+    tasks: &TasksToMove<'_>,
     end: Instant,
-    reassigned: &mut Reassigned,
+    moved: &mut Moved,
 ) -> Result<bool, Error> {
-    let Reassignment { app, from, to, .. } = reassignment;
+    let TasksToMove { app, from, to, .. } = tasks;
     let mut connection = connection(database);
     let numbering = connection.within(LIMIT, "look tiers up", async |connection| {
         add_backlogs(connection, app, &[from, to]).await?;
@@ -160,28 +173,43 @@ pub(crate) async fn reassign(
         Ok((from, to))
     });
     let tiers = numbering.await?;
-    for statement in [READY, SCHEDULED, PARKED] {
-        let mut place = None;
+    let mut notified_at = None;
+    for statement in [SCHEDULED, READY, PARKED] {
+        let (mut place, mut must_notify) = (None, false);
         loop {
-            if Instant::now() >= end {
-                return Ok(false);
-            }
-            let moving = connection.within(LIMIT, "move tasks to another tier", {
-                async |connection| {
-                    move_some(connection, statement, reassignment, tiers, place.as_ref()).await
+            let is_over = Instant::now() >= end;
+            let some = match is_over {
+                true => None,
+                false => {
+                    let moving = connection.within(LIMIT, "move tasks to another tier", {
+                        async |connection| {
+                            move_some(connection, statement, tasks, tiers, place.as_ref()).await
+                        }
+                    });
+                    moving.await?
                 }
-            });
-            let Some((moved, last)) = moving.await? else {
-                break;
             };
-            reassigned.moved += moved.moved;
-            reassigned.too_old += moved.too_old;
-            place = Some(last);
-            if moved.moved > 0 {
+            let is_last = some.is_none();
+            if let Some((some, last)) = some {
+                moved.count += some.count;
+                moved.too_old += some.too_old;
+                moved.locked += some.locked;
+                must_notify |= some.count > 0;
+                place = Some(last);
+            }
+            let is_soon = notified_at.is_some_and(|at: Instant| at.elapsed() < NOTIFY_EVERY);
+            if must_notify && (is_last || !is_soon) {
                 let notifying = connection.within(LIMIT, "notify workers", async |connection| {
                     notify_of_older(connection, app, to).await
                 });
                 notifying.await?;
+                (must_notify, notified_at) = (false, Some(Instant::now()));
+            }
+            if is_over {
+                return Ok(false);
+            }
+            if is_last {
+                break;
             }
         }
     }
@@ -192,19 +220,19 @@ pub(crate) async fn reassign(
 async fn move_some(
     connection: &mut PgConnection<'_>,
     statement: &'static str,
-    reassignment: &Reassignment<'_>,
+    tasks: &TasksToMove<'_>,
     (from, to): (i32, i32),
     place: Option<&Place>,
-) -> Result<Option<(Reassigned, Place)>, sqlx::Error> {
-    let priorities = &reassignment.priorities;
+) -> Result<Option<(Moved, Place)>, sqlx::Error> {
+    let priorities = &tasks.priorities;
     let mut transaction = connection.begin().await?;
     let row = sqlx::query(statement)
         .bind(from)
         .bind(to)
-        .bind(&reassignment.tasks)
+        .bind(&tasks.tasks)
         .bind(i16::from(*priorities.start()))
         .bind(i16::from(*priorities.end()))
-        .bind(reassignment.ttl.map(seconds))
+        .bind(tasks.ttl.map(seconds))
         .bind(place.map_or(i16::MIN, |place| place.rank))
         .bind(place.map(|place| Time(place.due_at)))
         .bind(place.map_or(Uuid::nil(), |place| place.id))
@@ -224,9 +252,10 @@ async fn move_some(
         let count: i64 = row.try_get(column)?;
         Ok(count.unsigned_abs())
     };
-    let reassigned = Reassigned {
-        moved: count("moved")?,
+    let moved = Moved {
+        count: count("moved")?,
         too_old: count("too_old")?,
+        locked: count("locked")?,
     };
     let Time(due_at) = row.try_get("due_at")?;
     let place = Place {
@@ -234,5 +263,5 @@ async fn move_some(
         due_at,
         id: row.try_get("id")?,
     };
-    Ok(Some((reassigned, place)))
+    Ok(Some((moved, place)))
 }

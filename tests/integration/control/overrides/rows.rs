@@ -1,0 +1,117 @@
+//! Which rows an override moves.
+
+use sqlx::Executor;
+use tierline::Outcome;
+use tierline::control::Overridden;
+
+use super::{MAP, Send, Shop};
+use crate::control::until;
+
+impl Shop {
+    async fn publish_sends(&self, numbers: std::ops::Range<u32>) {
+        for number in numbers {
+            self.app.publish(Send { number }).await.unwrap();
+        }
+    }
+
+    /// How many tasks `report.send` are ready in a tier.
+    async fn ready_in(&self, tier: &str) -> usize {
+        let rows = self.rows("ready", "report.send").await;
+        rows.iter().filter(|row| row.0 == tier).count()
+    }
+}
+
+fn says(overridden: &Overridden, text: &str) -> bool {
+    overridden.notes.iter().any(|note| note.contains(text))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_others_had_locked_or_committed_late_move_too() {
+    let shop = Shop::open().await;
+    shop.add_idle_worker().await;
+    shop.publish_sends(0..10).await;
+    let mut locking = shop.pool.begin().await.unwrap();
+    let lock = "SELECT FROM tierline.ready WHERE id = (SELECT min(id::text)::uuid FROM tierline.ready) FOR UPDATE";
+    locking.execute(lock).await.unwrap();
+    let mut publishing = shop.pool.begin().await.unwrap();
+    let publish = "SELECT tierline.publish('shop', 'report.send', '{\"number\": 10}')";
+    publishing.execute(publish).await.unwrap();
+    let overriding = shop.control.override_task("report.send").tier("bulk");
+    let overriding = tokio::spawn(overriding.into_future());
+    // The first walk is over.
+    until(async || shop.ready_in("bulk").await == 9).await;
+    locking.rollback().await.unwrap();
+    publishing.commit().await.unwrap();
+    let overridden = overriding.await.unwrap().unwrap();
+    assert_eq!(overridden.moved, 11, "{overridden:?}");
+    assert_eq!(shop.ready_in("bulk").await, 11);
+    assert!(!says(&overridden, "again"), "{overridden:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_says_that_rows_stay_locked_or_are_claimed() {
+    let shop = Shop::open_with(MAP, || Outcome::Done).await;
+    shop.publish_sends(0..1).await;
+    let working = shop.work(&["urgent", "slow"]).await;
+    // It waits for the gate.
+    shop.heard.until("started report.send", 1).await;
+    let mut locking = shop.pool.begin().await.unwrap();
+    locking
+        .execute("INSERT INTO tierline.scheduled (id, due_at, backlog, rank, task, payload) \
+                  SELECT gen_random_uuid(), now() + interval '1 hour', id, 0, 'report.send', '{\"number\": 1}' \
+                  FROM tierline.backlogs WHERE tier = 'rows'")
+        .await
+        .unwrap();
+    locking.commit().await.unwrap();
+    let mut locking = shop.pool.begin().await.unwrap();
+    let lock = "SELECT FROM tierline.scheduled FOR UPDATE";
+    locking.execute(lock).await.unwrap();
+    let overriding = shop.control.override_task("report.send").tier("bulk");
+    let overridden = overriding.await.unwrap();
+    assert_eq!(overridden.moved, 0);
+    assert!(
+        says(&overridden, "set the override again"),
+        "{overridden:?}"
+    );
+    assert!(
+        says(&overridden, "have claimed 1 of the tasks"),
+        "{overridden:?}"
+    );
+    locking.rollback().await.unwrap();
+    shop.gate.add_permits(1);
+    shop.heard.until("done report.send", 1).await;
+    working.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_override_moved_that_has_ended_can_be_moved_again_and_back() {
+    let shop = Shop::open().await;
+    shop.add_idle_worker().await;
+    shop.publish_sends(0..5).await;
+    let to = async |tier: &str| {
+        let overriding = shop.control.override_task("report.send").tier(tier);
+        overriding.await.unwrap()
+    };
+    assert_eq!(to("bulk").await.moved, 5);
+    let ended = shop.control.end_override_task("report.send").await.unwrap();
+    let stay = "5 rows of report.send stay in tier bulk";
+    assert!(
+        ended.notes.iter().any(|note| note.starts_with(stay)),
+        "{ended:?}"
+    );
+    shop.publish_sends(5..6).await;
+    let overridden = to("fresh").await;
+    assert_eq!(overridden.moved, 6, "{overridden:?}");
+    assert!(
+        says(&overridden, "takes 100000 tasks (max_length)"),
+        "{overridden:?}"
+    );
+    shop.control.end_override_task("report.send").await.unwrap();
+    assert_eq!(to("rows").await.moved, 6);
+    assert_eq!(shop.ready_in("rows").await, 6);
+    let ended = shop.control.end_override_task("report.send").await.unwrap();
+    assert!(
+        !ended.notes.iter().any(|note| note.contains("stay in tier")),
+        "{ended:?}"
+    );
+}

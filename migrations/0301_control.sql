@@ -39,7 +39,9 @@ ALTER TABLE tierline.workers
     -- The groups that it serves: [{"name": "bulk", "slots": 4, "tiers": ["exports"]}].
     ADD COLUMN groups jsonb,
     -- The tasks that it has handlers for.
-    ADD COLUMN tasks text[];
+    ADD COLUMN tasks text[],
+    -- How many seconds each of them may run.
+    ADD COLUMN timeouts double precision[];
 
 -- Whether the map has the tier, as far as the database has a copy of it: an override to a tier that left the map ends with it.
 ALTER TABLE tierline.backlogs ADD COLUMN is_mapped boolean NOT NULL DEFAULT true;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::Control;
 use super::entry::{ControlEntry, Setting};
-use super::overriding::handlers::{Unhandled, listed, unhandled};
+use super::overriding::handlers::{Unhandled, listed, older, partly_handled, too_long, unhandled};
 use super::process::{Process, processes};
 use super::table::{in_force, is_migrated};
 use crate::Error;
@@ -16,7 +16,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 impl Control {
     /// Names the overrides in force, with who made them, why, and until when, and those that cannot work: their tier or
-    /// their tasks are not in the map, or no live process of the tier's group has the handler.
+    /// their tasks are not in the map, a live process of the tier's group has no handler or may not run it for so long, or a process
+    /// is of a release that follows no override.
     ///
     /// ```no_run
     /// # async fn example(control: tierline::control::Control) -> Result<(), tierline::Error> {
@@ -43,6 +44,17 @@ impl Control {
             report
                 .findings
                 .extend(findings(topology, &processes, entry));
+        }
+        let is_override = |it: &ControlEntry| matches!(it.setting, Setting::Override { .. });
+        if entries.iter().any(is_override) {
+            report
+                .findings
+                .extend(older(&processes).map(|what| Finding {
+                    severity: Severity::Warning,
+                    object: "overrides".to_owned(),
+                    what,
+                    help: "deploy this release to them, or end them".to_owned(),
+                }));
         }
         Ok(report.sorted())
     }
@@ -86,7 +98,9 @@ fn findings(topology: &Topology, processes: &[Process], entry: &ControlEntry) ->
         return findings;
     }
     let help = "start workers of the tier's group that have the handlers, or end it";
-    match unhandled(processes, tier, &tasks) {
+    let unhandled = unhandled(processes, tier, &tasks);
+    let is_handled = unhandled.is_none();
+    match unhandled {
         None => {}
         Some(Unhandled::NoProcess) => findings.push(finding(
             Severity::Warning,
@@ -102,6 +116,19 @@ fn findings(topology: &Topology, processes: &[Process], entry: &ControlEntry) ->
             help,
         )),
     }
+    let problems = [
+        (
+            partly_handled(processes, tier, &tasks).filter(|_| is_handled),
+            "deploy the handlers to all workers of the tier's group, or end it",
+        ),
+        (
+            too_long(topology, processes, tier, &tasks),
+            "end it, or give the tasks shorter timeouts",
+        ),
+    ];
+    let problems = problems.into_iter();
+    findings
+        .extend(problems.filter_map(|(what, help)| Some(finding(Severity::Warning, what?, help))));
     findings
 }
 

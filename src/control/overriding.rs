@@ -27,7 +27,7 @@ use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
 use crate::topology::{MappedTask, Tier, near_miss};
-use handlers::{Unhandled, listed, unhandled};
+use handlers::{Unhandled, listed, older, partly_handled, too_long, unhandled};
 use rows::RowsToMove;
 
 /// How many names one change may have. All of them are written in one transaction.
@@ -139,8 +139,8 @@ impl Overriding {
             before,
             after,
             mut rows,
+            mut notes,
         } = stored;
-        let mut notes = Vec::new();
         let moved = self.move_rows(&mut rows, &mut notes).await;
         let waiting = self.waiting(&rows, &mut notes).await;
         notes.extend(self.notes_of_priority());
@@ -156,8 +156,9 @@ impl Overriding {
     }
 
     async fn check_and_store(&self) -> Result<Stored, Error> {
-        self.check_processes().await?;
-        self.store().await
+        let notes = self.check_processes().await?;
+        let stored = self.store().await?;
+        Ok(Stored { notes, ..stored })
     }
 
     /// The tasks of the map that the targets name.
@@ -243,8 +244,8 @@ impl Overriding {
         Ok(())
     }
 
-    /// Refuses a tier whose workers could not run the tasks.
-    async fn check_processes(&self) -> Result<(), Error> {
+    /// Refuses a tier whose workers could not run the tasks. Returns what only some of them cannot do.
+    async fn check_processes(&self) -> Result<Vec<String>, Error> {
         let topology = &self.control.topology;
         let reading = async {
             let mut connection = self.control.database.pool().acquire().await?;
@@ -255,8 +256,9 @@ impl Overriding {
             .database
             .within(STATEMENT_LIMIT, "list the processes", reading);
         let processes = reading.await?;
+        let mut notes: Vec<String> = older(&processes).into_iter().collect();
         let Some(tier) = &self.tier else {
-            return Ok(());
+            return Ok(notes);
         };
         let names: Vec<&str> = self.tasks().map(|task| task.name.as_str()).collect();
         match unhandled(&processes, tier, &names) {
@@ -277,7 +279,14 @@ impl Overriding {
                 )));
             }
         }
-        Ok(())
+        if let Some(problem) = too_long(topology, &processes, tier, &names) {
+            return Err(self.refused(format!(
+                "{problem}; choose a tier in Postgres, or give the tasks shorter timeouts"
+            )));
+        }
+        let partly = partly_handled(&processes, tier, &names);
+        notes.extend(partly.map(|problem| format!("{problem}; deploy the handlers to them")));
+        Ok(notes)
     }
 
     fn group_of(&self, tier: &str) -> String {
@@ -333,6 +342,7 @@ impl Overriding {
                 before,
                 after,
                 rows: self.rows_to_move(&overridden, &snapshot_of(topology, &now)),
+                notes: Vec::new(),
             })
         };
         database
@@ -482,4 +492,5 @@ struct Stored {
     before: Vec<ControlEntry>,
     after: Vec<ControlEntry>,
     rows: Vec<RowsToMove>,
+    notes: Vec<String>,
 }

@@ -51,6 +51,9 @@ pub struct Process {
     pub last_heartbeat: SystemTime,
     /// Whether that is no longer ago than its shortest lease, and than half a minute.
     pub is_alive: bool,
+    /// How long its handlers may run, in the order of `tasks`.
+    #[serde(skip)]
+    timeouts: Vec<Duration>,
 }
 
 /// A group that a process serves.
@@ -77,6 +80,20 @@ impl Process {
         let mut tasks = self.tasks.iter().flatten();
         !self.is_relay && (self.tasks.is_none() || tasks.any(|it| it == task))
     }
+
+    /// Whether it is of a release that knows nothing of changes at run time.
+    pub(super) fn is_older(&self) -> bool {
+        self.tasks.is_none()
+    }
+
+    /// How long its handler for this task may run, if it says so.
+    pub(super) fn timeout(&self, task: &str) -> Option<Duration> {
+        let tasks = self.tasks.iter().flatten().zip(&self.timeouts);
+        tasks
+            .filter(|(name, _)| *name == task)
+            .map(|(_, timeout)| *timeout)
+            .next()
+    }
 }
 
 /// All processes of an app, the oldest first.
@@ -85,7 +102,7 @@ pub(super) async fn processes(
     topology: &Topology,
 ) -> Result<Vec<Process>, sqlx::Error> {
     let rows = sqlx::query(
-        "SELECT id, name, version, groups::text, tasks, is_relay, started_at, heartbeat_at, \
+        "SELECT id, name, version, groups::text, tasks, timeouts, is_relay, started_at, heartbeat_at, \
             ARRAY(SELECT jsonb_object_keys(leases)) AS tiers, \
             (SELECT min(seconds::float8) FROM jsonb_each_text(leases) AS lease (tier, seconds)) AS shortest_lease, \
             extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent \
@@ -112,6 +129,9 @@ fn read(row: &PgRow, topology: &Topology) -> Result<Process, sqlx::Error> {
     let lease = row.try_get::<Option<f64>, _>("shortest_lease")?;
     let lease = Duration::try_from_secs_f64(lease.unwrap_or_default()).unwrap_or_default();
     let silent: f64 = row.try_get("silent")?;
+    let timeouts: Option<Vec<f64>> = row.try_get("timeouts")?;
+    let timeouts = timeouts.into_iter().flatten();
+    let timeouts = timeouts.map(|it| Duration::try_from_secs_f64(it).unwrap_or(Duration::MAX));
     Ok(Process {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -121,6 +141,7 @@ fn read(row: &PgRow, topology: &Topology) -> Result<Process, sqlx::Error> {
         is_relay,
         started_at,
         last_heartbeat,
+        timeouts: timeouts.collect(),
         is_alive: silent <= longest_silence(lease, is_older).as_secs_f64(),
     })
 }

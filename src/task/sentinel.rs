@@ -22,6 +22,9 @@ use crate::topology::Topology;
 /// The path is relative to the package, where `cargo test` runs its tests. In a file of the `tests`
 /// folder, name the crate of the handlers, or it is not linked: `use my_app as _;`.
 ///
+/// An override at run time is not in the file. One to a tier whose workers have no handler is refused when it is made, and
+/// workers that get tasks without a handler by an override warn of them.
+///
 /// A mapped task that has no handler here is printed as a warning, since another program may serve
 /// it; [`assert_every_task_is_mapped_strictly`] fails for it.
 ///

@@ -136,6 +136,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use broker::BrokerSettings;
 pub use formerly::Formerly;
@@ -326,6 +327,19 @@ impl Topology {
     pub(crate) fn group_of(&self, tier: &str) -> Option<&Group> {
         let mut groups = self.groups().iter();
         groups.find(|group| group.tiers.iter().any(|it| it == tier))
+    }
+
+    /// Whether a message of a tier could wait prefetched, and then run for as long as its timeout allows, for longer than
+    /// the broker waits for its acknowledgement. A lease is extended for as long as it takes. But a task from the queue of
+    /// before a move has none.
+    pub(crate) fn reaches_ack_timeout(
+        &self,
+        timeout: Duration,
+        group: &Group,
+        tier: &Tier,
+    ) -> bool {
+        let in_hand = timeout.saturating_mul(group.prefetch.into());
+        tier.uses_broker() && in_hand >= self.broker().ack_timeout
     }
 
     /// Every task with its tier, in the order of the file.

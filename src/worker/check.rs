@@ -1,14 +1,14 @@
 //! Refuses, before anything is begun, a worker whose limits cannot hold. Overrides at run time refuse no worker: what they
-//! make of its limits is a warning.
+//! make of its limits is a warning. Who makes an override is refused by the same limits, as far as live processes say what
+//! their handlers need (`src/control/overriding/handlers.rs`).
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::Error;
 use crate::control::Snapshot;
 use crate::error::{LimitsTooLong, WorkerError};
 use crate::task::{Registration, Registry};
-use crate::topology::{Group, MappedTask, Tier, Topology};
+use crate::topology::{MappedTask, Topology};
 
 /// The groups to serve, each once and in the order given.
 ///
@@ -40,7 +40,8 @@ pub(super) fn check(
             };
             let timeout = registration.options().timeout;
             let tier = topology.tier(&task.tier);
-            let is_too_long = tier.is_some_and(|it| is_too_long(topology, timeout, group, it));
+            let is_too_long =
+                tier.is_some_and(|it| topology.reaches_ack_timeout(timeout, group, it));
             if is_too_long && group.tiers.contains(&task.tier) {
                 return Err(Error::Worker(WorkerError::LimitsTooLong(Box::new(
                     LimitsTooLong {
@@ -84,13 +85,6 @@ fn check_retries(topology: &Topology, registry: &Registry, tier: &str) -> Result
     }))
 }
 
-/// Whether a message of a tier could wait prefetched, and then run, for longer than the broker waits for its
-/// acknowledgement. A lease is extended for as long as it takes. But a task from the queue of before the move has none.
-fn is_too_long(topology: &Topology, timeout: Duration, group: &Group, tier: &Tier) -> bool {
-    let in_hand = timeout.saturating_mul(group.prefetch.into());
-    tier.uses_broker() && in_hand >= topology.broker().ack_timeout
-}
-
 /// What is wrong with the overrides in force that lead to these groups, for a worker with these handlers.
 pub(super) fn check_overrides(
     topology: &Topology,
@@ -123,7 +117,7 @@ pub(super) fn check_overrides(
                 continue;
             };
             let options = registration.options();
-            if is_too_long(topology, options.timeout, group, tier) {
+            if topology.reaches_ack_timeout(options.timeout, group, tier) {
                 wrong.too_long.push(&task.name);
             }
             if !tier.delays && tier.home.is_on_broker() && options.retry.retries > 0 {

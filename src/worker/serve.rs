@@ -33,9 +33,7 @@ use crate::source::Suspects;
 use crate::source::amqp::{ConsumerSettings, reroute};
 #[cfg(feature = "postgres")]
 use crate::source::postgres::RowSettings;
-use crate::task::{
-    CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registration, Registry,
-};
+use crate::task::{CancelReason, Cancellation, Data, IntoDuration, MiddlewareChains, Registry};
 use crate::topology::duration::Unreadable;
 use crate::topology::{self, Tier, Topology};
 
@@ -110,7 +108,7 @@ impl WorkerParts {
                 .registry
                 .iter()
                 .flat_map(|it| it.iter())
-                .map(Registration::name)
+                .map(|it| (it.name(), it.options().timeout))
                 .collect(),
             may_declare: self.may_declare,
             dead_at_crashes: QUARANTINE_FROM.saturating_add(crash_budget),
@@ -208,9 +206,13 @@ impl Worker {
             .map_err(|cause| Error::Worker(WorkerError::NoWatchdog { cause }))?;
         let publisher = Arc::new(parts.publisher.clone());
         parts.controls.loaded().await;
-        for warning in check_overrides(&parts.topology, &parts.controls.now(), &registry, &groups) {
-            tracing::warn!("{warning}");
-        }
+        let watching = watch_overrides(
+            parts.topology.clone(),
+            parts.controls.clone(),
+            registry.clone(),
+            groups.clone(),
+        );
+        let _watching = AbortOnDropHandle::new(tokio::spawn(watching));
         let shutting_down = Cancellation::new();
         let settings = Arc::new(parts.consumer_settings(parts.suspects.clone(), crash_budget));
         let cancelled = Cancellation::new();
@@ -392,6 +394,28 @@ impl RunningGroups {
             if let Err(error) = ended {
                 tracing::error!(%error, "a group failed");
             }
+        }
+    }
+}
+
+/// Says what is wrong with the overrides in force for a worker, each time that something new is.
+async fn watch_overrides(
+    topology: Topology,
+    controls: KnownControls,
+    registry: Arc<Registry>,
+    groups: Vec<String>,
+) {
+    let mut changes = controls.changes();
+    let mut known = Vec::new();
+    loop {
+        let now = changes.borrow_and_update().clone();
+        let warnings = check_overrides(&topology, &now, &registry, &groups);
+        for warning in warnings.iter().filter(|it| !known.contains(*it)) {
+            tracing::warn!("{warning}");
+        }
+        known = warnings;
+        if changes.changed().await.is_err() {
+            return;
         }
     }
 }

@@ -20,6 +20,7 @@ mod tier_queue;
 mod unrouted;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{ParkedTasks, Source, Suspects};
 use crate::control::{KnownControls, Limits};
@@ -51,12 +52,12 @@ pub(crate) struct ConsumerSettings {
     /// Host and process, and the version of the program, for dead letters.
     pub(crate) worker: String,
     pub(crate) version: String,
-    /// The tasks that this process has handlers for.
+    /// The tasks that this process has handlers for, and how long each may run.
     #[cfg_attr(
         not(feature = "postgres"),
         expect(dead_code, reason = "processes are listed in Postgres")
     )]
-    pub(crate) handlers: Vec<&'static str>,
+    pub(crate) handlers: Vec<(&'static str, Duration)>,
     /// Whether a queue that is gone may be declared again.
     pub(crate) may_declare: bool,
     /// The crash count at which a task is a dead letter.

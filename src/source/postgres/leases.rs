@@ -241,12 +241,13 @@ async fn register(
             .await?;
     let statement = match has_description {
         true => {
-            "INSERT INTO tierline.workers (app, name, version, leases, is_relay, groups, tasks) \
-             VALUES ($1, $2, $3, $4::jsonb, $5, $6::jsonb, $7) RETURNING id"
+            "INSERT INTO tierline.workers (app, name, version, leases, is_relay, groups, tasks, timeouts) \
+             VALUES ($1, $2, $3, $4::jsonb, $5, $6::jsonb, $7, $8) RETURNING id"
         }
         false => {
             "INSERT INTO tierline.workers (app, name, version, leases, is_relay) \
-             SELECT $1, $2, $3, $4::jsonb, $5 WHERE $6::text IS NOT NULL AND $7::text[] IS NOT NULL RETURNING id"
+             SELECT $1, $2, $3, $4::jsonb, $5 WHERE $6::text IS NOT NULL AND $7::text[] IS NOT NULL AND $8::float8[] IS NOT NULL \
+             RETURNING id"
         }
     };
     let consumer = &settings.consumer;
@@ -257,10 +258,15 @@ async fn register(
     let groups = settings.served_groups.iter().map(
         |group| json!({ "name": group.name, "slots": group.concurrency, "tiers": group.tiers }),
     );
-    let handlers: &[&str] = match settings.is_relay {
+    let handlers: &[_] = match settings.is_relay {
         true => &[],
         false => &consumer.handlers,
     };
+    let tasks: Vec<&str> = handlers.iter().map(|(task, _)| *task).collect();
+    let timeouts: Vec<f64> = handlers
+        .iter()
+        .map(|(_, timeout)| timeout.as_secs_f64())
+        .collect();
     sqlx::query_scalar(statement)
         .bind(settings.app())
         .bind(&consumer.worker)
@@ -268,7 +274,8 @@ async fn register(
         .bind(serde_json::Value::Object(leases).to_string())
         .bind(settings.is_relay)
         .bind(groups.collect::<serde_json::Value>().to_string())
-        .bind(handlers)
+        .bind(tasks)
+        .bind(timeouts)
         .fetch_one(connection)
         .await
 }

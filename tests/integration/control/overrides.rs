@@ -1,5 +1,6 @@
 //! Tasks that an operator sends to another tier, or gives another priority, for a while.
 
+mod handlers;
 mod rows;
 mod sql;
 
@@ -169,13 +170,23 @@ impl Shop {
         working
     }
 
-    /// A process that is known to serve tiers, and takes nothing. It never falls silent.
+    /// A process that is known to serve tiers, and takes nothing.
     async fn add_idle_worker(&self) {
+        self.add_process("idle:1", &["report.export", "report.send"], 60.0)
+            .await;
+    }
+
+    /// Likewise with these handlers, each of which may run for so many seconds. It never falls silent.
+    async fn add_process(&self, name: &str, tasks: &[&str], timeout: f64) {
         sqlx::query(
-            "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks, heartbeat_at) VALUES ('shop', 'idle:1', '', \
-             '{\"bulk\": 600}', '[{\"name\": \"all\", \"slots\": 1, \"tiers\": [\"bulk\", \"rows\", \"fresh\"]}]', \
-             '{report.export,report.send}', now() + interval '1 hour')",
+            "INSERT INTO tierline.workers (app, name, version, leases, groups, tasks, timeouts, heartbeat_at) \
+             VALUES ('shop', $1, '', '{\"bulk\": 600}', \
+                '[{\"name\": \"all\", \"slots\": 1, \"tiers\": [\"bulk\", \"rows\", \"fresh\", \"low\"]}]', \
+                $2, array_fill($3::float8, ARRAY[cardinality($2::text[])]), now() + interval '1 hour')",
         )
+        .bind(name)
+        .bind(tasks)
+        .bind(timeout)
         .execute(&self.pool)
         .await
         .unwrap();

@@ -66,12 +66,12 @@ async fn a_failure_that_is_retried_is_logged_as_a_warning_with_its_error() {
 
 /// The warnings and errors of all workers in this process, a line for each.
 #[derive(Clone, Default)]
-struct Logged {
+pub(crate) struct Logged {
     lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Logged {
-    fn of_this_process() -> Self {
+    pub(crate) fn of_this_process() -> Self {
         static LOGGED: OnceLock<Logged> = OnceLock::new();
         LOGGED
             .get_or_init(|| {
@@ -80,6 +80,12 @@ impl Logged {
                 logged
             })
             .clone()
+    }
+
+    /// How many lines contain this text.
+    pub(crate) fn count(&self, text: &str) -> usize {
+        let lines = self.lines.lock().unwrap();
+        lines.iter().filter(|line| line.contains(text)).count()
     }
 }
 

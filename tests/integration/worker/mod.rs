@@ -8,7 +8,7 @@ mod faults;
 mod frozen;
 mod identity;
 mod leaderless;
-mod logs;
+pub(crate) mod logs;
 mod middleware;
 mod order;
 mod outcomes;

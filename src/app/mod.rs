@@ -164,6 +164,7 @@ impl Tierline {
         tokio::join!(self.publisher.close(), outcomes);
         #[cfg(feature = "postgres")]
         {
+            self.work.controls.close();
             // After the last publish.
             if let Some(recorder) = &self.work.recorder {
                 recorder.flush(FLUSH_LIMIT).await;

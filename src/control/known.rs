@@ -11,11 +11,13 @@ use tokio::sync::watch;
 #[cfg(feature = "postgres")]
 use tokio::time::sleep_until;
 use tokio::time::{Instant, timeout, timeout_at};
+#[cfg(feature = "postgres")]
+use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "postgres")]
 use super::Limits;
 #[cfg(feature = "postgres")]
-use super::table::{Loaded, load};
+use super::table::{LastLoaded, Loaded, load};
 use super::{Override, Snapshot};
 #[cfg(feature = "postgres")]
 use crate::backoff::Backoff;
@@ -48,6 +50,9 @@ pub(crate) struct KnownControls {
     flags: Arc<Flags>,
     /// Until when the first publishes wait for the first answer.
     first_answer_by: Instant,
+    /// Ends the polls.
+    #[cfg(feature = "postgres")]
+    closing: CancellationToken,
 }
 
 /// What each publish asks. It takes no lock.
@@ -65,6 +70,8 @@ impl KnownControls {
             is_loaded: watch::channel(true).1,
             flags: Flags::new(true),
             first_answer_by: Instant::now(),
+            #[cfg(feature = "postgres")]
+            closing: CancellationToken::new(),
         }
     }
 
@@ -80,10 +87,12 @@ impl KnownControls {
             first_answer_by: Instant::now(),
             snapshot: watch::channel(Arc::new(snapshot)).1,
             is_loaded: watch::channel(true).1,
+            #[cfg(feature = "postgres")]
+            closing: CancellationToken::new(),
         }
     }
 
-    /// Asks the database from now on, as long as a clone of this value lives.
+    /// Asks the database from now on, until it is [closed](Self::close) or its last clone is dropped.
     #[cfg(feature = "postgres")]
     pub(crate) fn watch(
         database: &Database,
@@ -95,6 +104,8 @@ impl KnownControls {
         let (loaded, is_loaded) = watch::channel(false);
         let flags = Flags::new(false);
         let flags_too = flags.clone();
+        let closing = CancellationToken::new();
+        let closed = closing.clone();
         let (database, topology, limits, service) = (
             database.clone(),
             topology.clone(),
@@ -104,6 +115,7 @@ impl KnownControls {
         tokio::spawn(async move {
             let watching = service.run(|| {
                 let watcher = Watcher {
+                    last: LastLoaded::default(),
                     connection: DedicatedConnection::to(&database),
                     topology: &topology,
                     limits: &limits,
@@ -113,18 +125,28 @@ impl KnownControls {
                 };
                 watcher.run()
             });
-            // Nobody wants to know any more.
             tokio::select! {
                 () = watching => {}
-                () = snapshot.closed() => {}
+                // Nobody wants to know any more.
+                () = snapshot.closed() => return,
+                () = closed.cancelled() => {}
             }
+            // Whoever waits for changes waits on.
+            snapshot.closed().await;
         });
         Self {
             snapshot: known,
             is_loaded,
             flags,
             first_answer_by: Instant::now() + FIRST_ANSWER,
+            closing,
         }
+    }
+
+    /// Goes on with what is known, and asks the database no more.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn close(&self) {
+        self.closing.cancel();
     }
 
     /// What is in force.
@@ -133,7 +155,7 @@ impl KnownControls {
     }
 
     /// The override of a task. Nearly always there is none, and then this is one atomic load.
-    pub(crate) fn override_of(&self, task: &str) -> Option<Override> {
+    pub(crate) fn override_of(&self, task: &str) -> Option<Arc<Override>> {
         if !self.flags.has_overrides.load(Ordering::Acquire) {
             return None;
         }
@@ -142,14 +164,14 @@ impl KnownControls {
 
     /// Whether a publish should wait for the first answer of the database: it could go out by the map although an override
     /// is in force.
-    pub(crate) fn is_awaited(&self) -> bool {
+    pub(crate) fn must_wait_for_overrides(&self) -> bool {
         !self.flags.is_loaded.load(Ordering::Acquire) && Instant::now() < self.first_answer_by
     }
 
     /// Waits for the first answer of the database, as long as a publish with this deadline can: half of its time, and
     /// not longer than three seconds after the app was made. Without an answer it goes by the map.
-    pub(crate) async fn loaded_for(&self, deadline: Instant) {
-        if !self.is_awaited() {
+    pub(crate) async fn wait_until_known(&self, deadline: Instant) {
+        if !self.must_wait_for_overrides() {
             return;
         }
         let now = Instant::now();
@@ -172,7 +194,7 @@ impl KnownControls {
         let loading = is_loaded.wait_for(|is_loaded| *is_loaded);
         if timeout(FIRST_ANSWER, loading).await.is_err() {
             tracing::warn!(
-                "the database has not said which tiers and tasks are paused or overridden: going on as if none were, until it does"
+                "the database did not say within {FIRST_ANSWER:?} which tiers and tasks are paused or overridden; tasks start and go by the map until it does; check Postgres"
             );
         }
     }
@@ -191,6 +213,7 @@ impl Flags {
 #[cfg(feature = "postgres")]
 struct Watcher<'a> {
     connection: DedicatedConnection,
+    last: LastLoaded,
     topology: &'a Topology,
     limits: &'a Limits,
     snapshot: &'a watch::Sender<Arc<Snapshot>>,
@@ -204,10 +227,11 @@ impl Watcher<'_> {
         let mut backoff = Backoff::new();
         loop {
             let next_poll = Instant::now() + EVERY;
+            let (topology, last) = (self.topology, &mut self.last);
             let asking = self
                 .connection
                 .within(LIMIT, "read the controls", async |connection| {
-                    load(connection, self.topology).await
+                    load(connection, topology, last).await
                 });
             let next_end = match asking.await {
                 Ok(Loaded { snapshot, next_end }) => {
@@ -216,6 +240,7 @@ impl Watcher<'_> {
                     next_end
                 }
                 Err(error) => {
+                    self.last.failed();
                     match backoff.is_worth_a_warning() {
                         true => {
                             tracing::warn!(%error, "going on with the pauses, limits and overrides that are known; asking again")

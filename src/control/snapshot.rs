@@ -1,6 +1,7 @@
 //! The changes in force, as a process knows them. Pure.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::topology::{Limit, Topology};
@@ -11,9 +12,9 @@ pub(crate) struct Snapshot {
     pub(super) paused_tiers: HashSet<String>,
     pub(super) paused_groups: HashSet<String>,
     pub(super) paused_tasks: HashSet<String>,
-    pub(super) task_overrides: HashMap<String, Override>,
+    pub(super) task_overrides: HashMap<String, Arc<Override>>,
     /// By the beginning of the tasks' names, the longest first.
-    pub(super) prefix_overrides: Vec<(String, Override)>,
+    pub(super) prefix_overrides: Vec<(String, Arc<Override>)>,
     /// When something was paused that is not any more: tasks waited through no fault of theirs.
     pub(super) past_pauses: Vec<PastPause>,
     /// The limits in force: those of the map, where no operator has replaced them.
@@ -130,7 +131,7 @@ impl Snapshot {
     #[cfg(all(test, feature = "postgres"))]
     pub(crate) fn of_prefix(prefix: &str, to: Override) -> Self {
         Self {
-            prefix_overrides: vec![(prefix.to_owned(), to)],
+            prefix_overrides: vec![(prefix.to_owned(), Arc::new(to))],
             ..Self::default()
         }
     }
@@ -148,7 +149,7 @@ impl Snapshot {
     }
 
     /// The override of a task: one of its name counts before one of a prefix, and a longer prefix before a shorter.
-    pub(crate) fn override_of(&self, task: &str) -> Option<&Override> {
+    pub(crate) fn override_of(&self, task: &str) -> Option<&Arc<Override>> {
         if let Some(found) = self.task_overrides.get(task) {
             return Some(found);
         }
@@ -269,11 +270,11 @@ mod tests {
         assert_eq!(task(&snapshot).unwrap(), "3 running per customer");
     }
 
-    fn to(tier: &str) -> Override {
-        Override {
+    fn to(tier: &str) -> Arc<Override> {
+        Arc::new(Override {
             tier: Some(tier.to_owned()),
             priority: None,
-        }
+        })
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The statements about controls.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -21,6 +22,11 @@ const MOST_OVERRIDES: i64 = 10_000;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
+/// How many pauses that have ended are remembered at most, the latest first.
+const MOST_PAUSES: i64 = 500;
+/// How often pauses that have ended are read although no pause has begun or ended since.
+const READ_PAUSES_EVERY: Duration = Duration::from_secs(60);
+
 /// What the database has said.
 pub(super) struct Loaded {
     pub(super) snapshot: Snapshot,
@@ -28,45 +34,57 @@ pub(super) struct Loaded {
     pub(super) next_end: Option<Instant>,
 }
 
-/// A row of the table.
-pub(super) struct StoredControl {
-    pub(super) entry: ControlEntry,
-    /// Whether it has ended.
-    is_over: bool,
-    /// In how many seconds it ends.
-    rest: Option<f64>,
+/// What was read before and need not be read each time.
+#[derive(Default)]
+pub(super) struct LastLoaded {
+    is_migrated: bool,
+    /// The numbers of the pauses in force.
+    pauses: Vec<i64>,
+    past_pauses: Vec<PastPause>,
+    past_read_at: Option<Instant>,
+}
+
+impl LastLoaded {
+    /// The tables may have gone.
+    pub(super) fn failed(&mut self) {
+        self.is_migrated = false;
+    }
 }
 
 /// What is in force, by the clock of the server, and the pauses that have ended a short time ago.
 pub(super) async fn load(
     connection: &mut PgConnection<'_>,
     topology: &Topology,
+    last: &mut LastLoaded,
 ) -> Result<Loaded, sqlx::Error> {
     let mut loaded = Loaded {
         snapshot: Snapshot::of(topology),
         next_end: None,
     };
     // Many apps have a database that they have not migrated yet: each poll would be an error in its log.
-    if !is_migrated(connection).await? {
+    if !last.is_migrated {
+        last.is_migrated = is_migrated(connection).await?;
+    }
+    if !last.is_migrated {
         return Ok(loaded);
     }
-    let waits = topology.tiers().iter().flat_map(|tier| {
-        let promotion = tier.promote.as_ref().map(|rule| rule.after);
-        // A start within the SLO of a tier is found out also after several pauses.
-        let slo = tier.slo.map(|slo| slo.max(DAY));
-        tier.ttl.into_iter().chain(promotion).chain(slo)
-    });
-    let longest = waits.max().unwrap_or_default().min(REMEMBERED);
-    let rows = read_since(connection, topology.app(), longest).await?;
+    let in_force = read_in_force(connection, topology.app()).await?;
     let now = Instant::now();
-    for stored in rows {
-        let ends = stored.rest.filter(|_| !stored.is_over);
-        if let Some(end) = ends.and_then(|rest| Duration::try_from_secs_f64(rest.max(0.0)).ok()) {
-            let end = now.checked_add(end);
-            loaded.next_end = [loaded.next_end, end].into_iter().flatten().min();
-        }
-        apply(&mut loaded.snapshot, topology, stored.entry, stored.is_over);
+    let is_pause = |stored: &&Stored| stored.entry.setting == Setting::Pause;
+    let pauses = in_force.iter().filter(is_pause).map(|stored| stored.id);
+    let pauses: Vec<i64> = pauses.collect();
+    let is_read = |at: Instant| now.saturating_duration_since(at) < READ_PAUSES_EVERY;
+    if pauses != last.pauses || !last.past_read_at.is_some_and(is_read) {
+        last.past_pauses = read_past_pauses(connection, topology).await?;
+        (last.pauses, last.past_read_at) = (pauses, Some(now));
     }
+    for stored in in_force {
+        let end = stored.rest.map(|rest| rest.max(0.0));
+        let end = end.and_then(|rest| now.checked_add(Duration::try_from_secs_f64(rest).ok()?));
+        loaded.next_end = [loaded.next_end, end].into_iter().flatten().min();
+        apply(&mut loaded.snapshot, topology, stored.entry);
+    }
+    loaded.snapshot.past_pauses = last.past_pauses.clone();
     loaded.snapshot.sort();
     Ok(loaded)
 }
@@ -78,46 +96,27 @@ pub(super) async fn is_migrated(connection: &mut PgConnection<'_>) -> Result<boo
         .await
 }
 
-fn apply(snapshot: &mut Snapshot, topology: &Topology, entry: ControlEntry, is_over: bool) {
+fn apply(snapshot: &mut Snapshot, topology: &Topology, entry: ControlEntry) {
     let ControlEntry {
-        target,
-        setting,
-        since,
-        until,
-        ..
+        target, setting, ..
     } = entry;
-    match (setting, target, is_over) {
-        (Setting::Pause, Target::Tier(tier), false) => drop(snapshot.paused_tiers.insert(tier)),
-        (Setting::Pause, Target::Group(group), false) => drop(snapshot.paused_groups.insert(group)),
-        (Setting::Pause, Target::Task(task), false) => drop(snapshot.paused_tasks.insert(task)),
-        (Setting::Pause, target, true) => {
-            let target = match target {
-                Target::Tier(tier) => PauseTarget::Tier(tier),
-                Target::Group(group) => PauseTarget::Group(group),
-                Target::Task(task) => PauseTarget::Task(task),
-                Target::Prefix(_) => return,
-            };
-            snapshot.past_pauses.extend(until.map(|until| PastPause {
-                target,
-                since,
-                until,
-            }));
-        }
-        (Setting::Limit(limit), Target::Tier(tier), false) => {
+    match (setting, target) {
+        (Setting::Pause, Target::Tier(tier)) => drop(snapshot.paused_tiers.insert(tier)),
+        (Setting::Pause, Target::Group(group)) => drop(snapshot.paused_groups.insert(group)),
+        (Setting::Pause, Target::Task(task)) => drop(snapshot.paused_tasks.insert(task)),
+        (Setting::Limit(limit), Target::Tier(tier)) => {
             snapshot.limit_tier(tier, limit);
         }
-        (Setting::Limit(limit), Target::Task(task), false) => {
+        (Setting::Limit(limit), Target::Task(task)) => {
             snapshot.limit_task(topology, task, limit);
         }
-        (Setting::Override { tier, priority }, Target::Task(task), false) => {
-            snapshot
-                .task_overrides
-                .insert(task, Override { tier, priority });
+        (Setting::Override { tier, priority }, Target::Task(task)) => {
+            let to = Arc::new(Override { tier, priority });
+            snapshot.task_overrides.insert(task, to);
         }
-        (Setting::Override { tier, priority }, Target::Prefix(prefix), false) => {
-            snapshot
-                .prefix_overrides
-                .push((prefix, Override { tier, priority }));
+        (Setting::Override { tier, priority }, Target::Prefix(prefix)) => {
+            let to = Arc::new(Override { tier, priority });
+            snapshot.prefix_overrides.push((prefix, to));
         }
         _ => {}
     }
@@ -127,31 +126,41 @@ fn apply(snapshot: &mut Snapshot, topology: &Topology, entry: ControlEntry, is_o
 pub(super) fn snapshot_of(topology: &Topology, entries: &[ControlEntry]) -> Snapshot {
     let mut snapshot = Snapshot::default();
     for entry in entries {
-        apply(&mut snapshot, topology, entry.clone(), false);
+        apply(&mut snapshot, topology, entry.clone());
     }
     snapshot.sort();
     snapshot
 }
 
-/// The changes in force, and the pauses that have ended within this time, in the order in which they were made.
-async fn read_since(
+/// A change that is in force.
+struct Stored {
+    id: i64,
+    entry: ControlEntry,
+    /// In how many seconds it ends by itself.
+    rest: Option<f64>,
+}
+
+/// The changes in force, in the order in which they were made.
+async fn read_in_force(
     connection: &mut PgConnection<'_>,
     app: &str,
-    within: Duration,
-) -> Result<Vec<StoredControl>, sqlx::Error> {
+) -> Result<Vec<Stored>, sqlx::Error> {
     let rows = sqlx::query(
         "SELECT id, kind, target_kind, target, setting::text, who, why, since, until, \
-            coalesce(until <= clock_timestamp(), false) AS is_over, \
-            extract(epoch FROM until - clock_timestamp())::float8 AS rest \
-         FROM tierline.controls WHERE app = $1 AND (until IS NULL OR until > clock_timestamp() \
-            OR kind = 'pause' AND until > clock_timestamp() - make_interval(secs => $2)) ORDER BY id",
+            extract(epoch FROM until - statement_timestamp())::float8 AS rest \
+         FROM tierline.controls WHERE app = $1 AND (until IS NULL OR until > statement_timestamp()) ORDER BY id",
     )
     .bind(app)
-    .bind(within.as_secs_f64())
     .fetch_all(connection)
     .await?;
-    let read = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    Ok(read.into_iter().flatten().collect())
+    let read = |row: &PgRow| {
+        let entry = read(row)?;
+        let (id, rest) = (row.try_get("id")?, row.try_get("rest")?);
+        Ok(entry.map(|entry| Stored { id, entry, rest }))
+    };
+    rows.iter()
+        .filter_map(|row| read(row).transpose())
+        .collect()
 }
 
 /// The changes in force.
@@ -159,9 +168,48 @@ pub(super) async fn in_force(
     connection: &mut PgConnection<'_>,
     app: &str,
 ) -> Result<Vec<ControlEntry>, sqlx::Error> {
-    let all = read_since(connection, app, Duration::ZERO).await?;
-    let in_force = all.into_iter().filter(|it| !it.is_over);
+    let in_force = read_in_force(connection, app).await?.into_iter();
     Ok(in_force.map(|it| it.entry).collect())
+}
+
+/// The pauses that have ended within the longest time for which tasks wait by the map.
+async fn read_past_pauses(
+    connection: &mut PgConnection<'_>,
+    topology: &Topology,
+) -> Result<Vec<PastPause>, sqlx::Error> {
+    let waits = topology.tiers().iter().flat_map(|tier| {
+        let promotion = tier.promote.as_ref().map(|rule| rule.after);
+        // A start within the SLO of a tier is found out also after several pauses.
+        let slo = tier.slo.map(|slo| slo.max(DAY));
+        tier.ttl.into_iter().chain(promotion).chain(slo)
+    });
+    let longest = waits.max().unwrap_or_default().min(REMEMBERED);
+    let found: Vec<(String, String, Time, Time)> = sqlx::query_as(
+        "SELECT target_kind, target, since, until FROM tierline.controls \
+         WHERE app = $1 AND kind = 'pause' AND until <= statement_timestamp() \
+            AND until > statement_timestamp() - make_interval(secs => $2) ORDER BY until DESC LIMIT $3",
+    )
+    .bind(topology.app())
+    .bind(longest.as_secs_f64())
+    .bind(MOST_PAUSES)
+    .fetch_all(connection)
+    .await?;
+    let past = found
+        .into_iter()
+        .filter_map(|(kind, name, Time(since), Time(until))| {
+            let target = match Target::new(&kind, name)? {
+                Target::Tier(tier) => PauseTarget::Tier(tier),
+                Target::Group(group) => PauseTarget::Group(group),
+                Target::Task(task) => PauseTarget::Task(task),
+                Target::Prefix(_) => return None,
+            };
+            Some(PastPause {
+                target,
+                since,
+                until,
+            })
+        });
+    Ok(past.collect())
 }
 
 /// The tiers to which overrides lead that are in force or were: rows of their tasks may wait there.
@@ -185,7 +233,7 @@ pub(super) async fn tiers_of_overrides(
 }
 
 /// `None`: a newer release has written what this one does not know.
-fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
+fn read(row: &PgRow) -> Result<Option<ControlEntry>, sqlx::Error> {
     let kind: &str = row.try_get("kind")?;
     let setting: &str = row.try_get("setting")?;
     let setting: Value = serde_json::from_str(setting).unwrap_or_default();
@@ -195,17 +243,13 @@ fn read(row: &PgRow) -> Result<Option<StoredControl>, sqlx::Error> {
     };
     let Time(since) = row.try_get("since")?;
     let until: Option<Time> = row.try_get("until")?;
-    Ok(Some(StoredControl {
-        entry: ControlEntry {
-            target,
-            setting,
-            who: row.try_get("who")?,
-            why: row.try_get("why")?,
-            since,
-            until: until.map(|Time(at)| at),
-        },
-        is_over: row.try_get("is_over")?,
-        rest: row.try_get("rest")?,
+    Ok(Some(ControlEntry {
+        target,
+        setting,
+        who: row.try_get("who")?,
+        why: row.try_get("why")?,
+        since,
+        until: until.map(|Time(at)| at),
     }))
 }
 
@@ -239,7 +283,7 @@ pub(super) async fn end(
          WHERE changed.id = before.id AND before.app = $1 AND before.kind = $2 AND before.target_kind = $3 \
             AND before.target = $4 AND (before.until IS NULL OR before.until > clock_timestamp()) \
          RETURNING before.id, before.kind, before.target_kind, before.target, before.setting::text AS setting, before.who, \
-            before.why, before.since, before.until, false AS is_over, NULL::float8 AS rest",
+            before.why, before.since, before.until",
     )
     .bind(app)
     .bind(kind)
@@ -248,7 +292,7 @@ pub(super) async fn end(
     .fetch_optional(connection)
     .await?;
     match row {
-        Some(row) => Ok(read(&row)?.map(|stored| stored.entry)),
+        Some(row) => read(&row),
         None => Ok(None),
     }
 }

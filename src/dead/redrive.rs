@@ -305,7 +305,7 @@ fn prepare(
         priority: message.priority,
     };
     let overridden = publisher.override_of(&message.task);
-    let (overridden, servers, task) = (overridden.as_ref(), publisher.servers(), &message.task);
+    let (overridden, servers, task) = (overridden.as_deref(), publisher.servers(), &message.task);
     let route = route::destination(topology, overridden, servers, task, origin, Duration::ZERO);
     let route = route.map_err(|error| match error {
         Error::Publish(PublishError::UnmappedTask { task }) => refused(format!(

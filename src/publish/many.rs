@@ -88,7 +88,7 @@ impl<S: Stream<Item = PublishRequest>> PublishMany<S> {
     }
 
     fn send(&mut self, request: PublishRequest) -> Entry {
-        let prepared = match self.publisher.broker_now(&request) {
+        let prepared = match self.publisher.broker_if_overrides_are_known(&request) {
             Broker::Ready(version) => self.publisher.prepare(request, version),
             Broker::NotReady(_) => {
                 let number = self.oldest + self.entries.len() as u64;

@@ -312,11 +312,11 @@ impl Publisher {
     /// Waits until the overrides in force are known, as long as a publish with this deadline would.
     #[cfg(feature = "postgres")]
     pub(crate) async fn until_overrides_are_known(&self, deadline: Instant) {
-        self.inner.controls.loaded_for(deadline).await;
+        self.inner.controls.wait_until_known(deadline).await;
     }
 
     /// The override of a task that is in force.
-    pub(crate) fn override_of(&self, task: &str) -> Option<Override> {
+    pub(crate) fn override_of(&self, task: &str) -> Option<Arc<Override>> {
         self.inner.controls.override_of(task)
     }
 
@@ -346,7 +346,7 @@ impl Publisher {
 impl Publish for Publisher {
     fn publish(&self, request: PublishRequest) -> PublishFuture<'_> {
         Box::pin(async move {
-            let attempt = match self.inner.broker_now(&request) {
+            let attempt = match self.inner.broker_if_overrides_are_known(&request) {
                 Broker::Ready(version) => self.inner.prepare(request, version)?,
                 Broker::NotReady(_) => Box::pin(self.inner.prepare_when_ready(request)).await?,
             };

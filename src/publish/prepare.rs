@@ -18,8 +18,8 @@ use crate::{Error, TaskId};
 
 impl Inner {
     /// What is known of the broker, if the overrides in force are known too.
-    pub(super) fn broker_now(&self, request: &PublishRequest) -> Broker {
-        match self.controls.is_awaited() {
+    pub(super) fn broker_if_overrides_are_known(&self, request: &PublishRequest) -> Broker {
+        match self.controls.must_wait_for_overrides() {
             true => {
                 Broker::NotReady("the database has not said which overrides are in force".into())
             }
@@ -82,7 +82,7 @@ impl Inner {
     ) -> Result<Version, Error> {
         let _under_way = self.begin(|| format!("publish task `{}`", request.task))?;
         self.route(request, ASSUMED_VERSION)?;
-        self.controls.loaded_for(deadline).await;
+        self.controls.wait_until_known(deadline).await;
         match self.broker_for(request) {
             Broker::Ready(version) => Ok(version),
             Broker::NotReady(_) => {
@@ -184,7 +184,7 @@ impl Inner {
         let delay = request.delay.unwrap_or_default();
         let servers = self.servers(broker);
         let overridden = self.controls.override_of(task);
-        let overridden = overridden.as_ref();
+        let overridden = overridden.as_deref();
         let route = route::destination(topology, overridden, servers, task, route_request, delay)?;
         route::check_size(topology, task, &request.payload)?;
         Ok(route)

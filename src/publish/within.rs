@@ -26,7 +26,7 @@ impl Inner {
         let begin = Instant::now();
         let deadline = deadline(&request, begin);
         let announced = self.announce(&request.task, begin);
-        self.controls.loaded_for(deadline).await;
+        self.controls.wait_until_known(deadline).await;
         let prepared = self.row(request, SystemTime::now());
         let (row, receipt) = self.refused(announced, prepared)?;
         let rows = std::slice::from_ref(&row);
@@ -51,7 +51,7 @@ impl Inner {
         let _under_way = self.begin(|| TRIED.to_owned())?;
         let writers = self.writers()?;
         self.controls
-            .loaded_for(Instant::now() + DEFAULT_DEADLINE)
+            .wait_until_known(Instant::now() + DEFAULT_DEADLINE)
             .await;
         let (now, begin) = (SystemTime::now(), Instant::now());
         let mut latest = None;

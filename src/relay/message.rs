@@ -59,7 +59,7 @@ fn outgoing(
     let (topology, servers) = (&settings.topology, settings.publisher.servers());
     let task = &message.task;
     let overridden = settings.controls.override_of(task);
-    let overridden = overridden.as_ref();
+    let overridden = overridden.as_deref();
     let route = route::destination(topology, overridden, servers, task, request, Duration::ZERO)?;
     if let Address::Row { .. } = route.address {
         return Ok(None);

@@ -73,7 +73,7 @@ impl ConsumerSettings {
     /// The tier that a task goes to now. `None`: the map does not have the task.
     pub(crate) fn goes_to(&self, task: &str) -> Option<&Tier> {
         let overridden = self.controls.override_of(task);
-        route::tier_of(&self.topology, overridden.as_ref(), task)
+        route::tier_of(&self.topology, overridden.as_deref(), task)
     }
 }
 

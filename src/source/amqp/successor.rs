@@ -423,7 +423,7 @@ impl ConsumerSettings {
         let servers = self.publisher.servers();
         let (topology, task) = (&self.topology, &message.task);
         let overridden = self.controls.override_of(task);
-        let overridden = overridden.as_ref();
+        let overridden = overridden.as_deref();
         let route = route::destination(topology, overridden, servers, task, request, after)?;
         let properties = received.successor(message);
         let content = Content::Forwarded {

@@ -63,7 +63,7 @@ impl RowSettings {
         let servers = self.consumer.publisher.servers();
         let (topology, task) = (&self.consumer.topology, &message.task);
         let overridden = self.consumer.controls.override_of(task);
-        let overridden = overridden.as_ref();
+        let overridden = overridden.as_deref();
         let route = route::destination(topology, overridden, servers, task, request, after)?;
         let priority = route.priority;
         let sent = received.successor(&message).with_priority(priority);

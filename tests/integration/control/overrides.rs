@@ -330,6 +330,20 @@ async fn every_process_follows_an_override_and_its_end_however_it_publishes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_app_that_is_closed_asks_for_changes_no_more() {
+    let shop = Shop::open().await;
+    let asking = async || -> i64 {
+        let asking = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                      AND query LIKE '%FROM tierline.controls%' AND query NOT LIKE '%pg_stat_activity%'";
+        let asking = sqlx::query_scalar(asking).fetch_one(&shop.pool);
+        asking.await.unwrap()
+    };
+    until(async || asking().await == 1).await;
+    shop.app.close().await;
+    until(async || asking().await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_override_of_a_list_ends_by_itself() {
     let shop = Shop::open().await;
     let working = shop.work(&["slow"]).await;

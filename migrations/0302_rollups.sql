@@ -5,6 +5,7 @@ CREATE TABLE tierline.rollups (
     tier text NOT NULL,
     task text NOT NULL,
     published bigint NOT NULL,
+    delayed bigint NOT NULL,
     duplicates bigint NOT NULL,
     unpublished bigint NOT NULL,
     started bigint NOT NULL,

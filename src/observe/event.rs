@@ -42,17 +42,21 @@ pub enum Event<'a> {
     },
 
     /// A publish has ended: its task is stored, or it is not. Emitted for every publish of this process, from handlers
-    /// and the scheduler too, but not for retries and redrives. A publish whose future is dropped has no event.
+    /// and the scheduler too, but not for retries and redrives. A publish whose future is dropped has no event, nor has one
+    /// within a transaction that is refused because the app has no database or is closed.
     Published {
         /// The task's name.
         name: &'a str,
         /// The task's identifier; that of the task that has the key, if it is a duplicate. `None` where the publish
         /// failed before the task had one.
         id: Option<&'a TaskId>,
-        /// The tier that it went to, or would have. `None` where the map has no such task.
+        /// The tier that it went to, or would have; the first one's, if it is a duplicate. `None` where the map has no such
+        /// task.
         tier: Option<&'a str>,
         /// What became of it.
         result: PublishResult,
+        /// The delay that it asked for.
+        delay: Duration,
         /// How long the publish took, from the call to its outcome.
         took: Duration,
     },

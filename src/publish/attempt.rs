@@ -8,6 +8,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::confirm_channel::{ConfirmChannel, SendOutcome};
 use super::connection::PublishConnection;
+use super::outcome::Call;
 use super::outgoing::{Outgoing, OutgoingMessage};
 use super::pool::NoChannel;
 use super::{Confirmed, Inner};
@@ -27,8 +28,7 @@ const RETURNED_AT_MOST: u32 = 3;
 pub(super) struct PublishAttempt {
     pub(super) outgoing: Outgoing,
     pub(super) id: TaskId,
-    /// When the publish was called.
-    pub(super) begin: Instant,
+    pub(super) call: Call,
     pub(super) deadline: Instant,
     pub(super) patience: Patience,
     pub(super) _under_way: TaskTrackerToken,

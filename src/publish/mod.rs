@@ -8,10 +8,12 @@
 //!
 //! Dropping the future of a publish is safe: the message may have been sent or not.
 //!
-//! `prepare` turns a request into a message with its destination. `attempt` sends one message until it is confirmed; `lookup` asks whether the queue of a returned message is away
-//! for now or gone. `pools` has a `pool` of connections for each worker group. A pool keeps its connections open (`connection`), each
-//! with a few channels in confirm mode (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable, and
-//! `many` publishes a stream of requests with a window of unconfirmed messages, `outcome` says how each ended. `rows` is the way into tiers in Postgres.
+//! `prepare` turns a request into a message with its destination. `attempt` sends one message until it is confirmed;
+//! `lookup` asks whether the queue of a returned message is away for now or gone. `pools` has a `pool` of connections for each
+//! worker group. A pool keeps its connections open (`connection`), each with a few channels in confirm mode
+//! (`confirm_channel`). `returns` finds out which messages the broker returned as unroutable. `many` publishes a stream of
+//! requests with a window of unconfirmed messages. `outcome` says how each publish ended. `rows` is the way into tiers in
+//! Postgres.
 
 mod attempt;
 mod confirm_channel;
@@ -51,6 +53,7 @@ use crate::{Error, TaskId};
 use attempt::{Patience, PublishAttempt};
 pub(crate) use connection::Connections;
 use lookup::QueueLookups;
+use outcome::Call;
 pub(crate) use outgoing::{Content, Outgoing, OutgoingMessage};
 use pools::{Broker, Pools};
 use prepare::Confirmed;
@@ -264,7 +267,7 @@ impl Publisher {
             _under_way: under_way,
             outgoing,
             id: id.clone(),
-            begin: Instant::now(),
+            call: Call::again(),
             deadline,
             patience,
         };

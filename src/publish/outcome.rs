@@ -1,7 +1,7 @@
 //! How a publish ended: the receipt or error for its caller, and the event for observers.
 
 use std::borrow::Cow;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -9,35 +9,55 @@ use super::attempt::PublishAttempt;
 use super::outgoing::{Content, Outgoing};
 use super::{Confirmed, Inner};
 use crate::observe::{Event, PublishResult};
-use crate::task::Receipt;
+use crate::route;
+use crate::task::{PublishRequest, Receipt};
 use crate::{Error, TaskId};
+
+/// What the event of a publish says of its call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub(super) begin: Instant,
+    delay: Duration,
+}
+
+impl Call {
+    /// That of a message that was published before, which has no event.
+    pub(super) fn again() -> Self {
+        Self {
+            begin: Instant::now(),
+            delay: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn new(request: &PublishRequest, begin: Instant) -> Self {
+        let delay = request.delay.unwrap_or_default();
+        Self { begin, delay }
+    }
+}
 
 /// What is known of a publish before its task has a destination, for the event if it fails.
 pub(super) struct Announced<'a> {
     name: Cow<'a, str>,
-    tier: Option<&'a str>,
-    begin: Instant,
+    call: Call,
 }
 
 impl Inner {
     /// Notes what an event needs before a request is taken apart. `None`: nobody observes.
-    pub(super) fn announce(&self, task: &str, begin: Instant) -> Option<Announced<'_>> {
+    pub(super) fn announce(
+        &self,
+        request: &PublishRequest,
+        begin: Instant,
+    ) -> Option<Announced<'_>> {
         if self.observers.is_empty() {
             return None;
         }
         // The map has the name of nearly every task: nothing is copied.
-        Some(match self.topology.task(task) {
-            Some(mapped) => Announced {
-                name: Cow::Borrowed(&mapped.name),
-                tier: Some(&mapped.tier),
-                begin,
-            },
-            None => Announced {
-                name: Cow::Owned(task.to_owned()),
-                tier: None,
-                begin,
-            },
-        })
+        let name = match self.topology.task(&request.task) {
+            Some(mapped) => Cow::Borrowed(mapped.name.as_str()),
+            None => Cow::Owned(request.task.clone()),
+        };
+        let call = Call::new(request, begin);
+        Some(Announced { name, call })
     }
 
     /// Emits the failure of a publish that came to no attempt, and passes it on.
@@ -47,15 +67,24 @@ impl Inner {
         prepared: Result<T, Error>,
     ) -> Result<T, Error> {
         if let (Some(announced), Err(error)) = (announced, &prepared) {
-            self.observers.emit(&Event::Published {
-                name: &announced.name,
-                id: None,
-                tier: announced.tier,
-                result: PublishResult::Failed(error.kind()),
-                took: announced.begin.elapsed(),
-            });
+            self.emit_refused(&announced, error);
         }
         prepared
+    }
+
+    /// Emits the failure of a publish whose task had no destination.
+    pub(super) fn emit_refused(&self, announced: &Announced<'_>, error: &Error) {
+        let Announced { name, call } = announced;
+        let overridden = self.controls.override_of(name);
+        let tier = route::tier_of(&self.topology, overridden.as_deref(), name);
+        self.observers.emit(&Event::Published {
+            name,
+            id: None,
+            tier: tier.map(|tier| tier.name.as_str()),
+            result: PublishResult::Failed(error.kind()),
+            delay: call.delay,
+            took: call.begin.elapsed(),
+        });
     }
 
     /// The outcome for the caller of a publish.
@@ -65,28 +94,25 @@ impl Inner {
         sent: Result<Confirmed, Error>,
     ) -> Result<Receipt, Error> {
         let PublishAttempt {
-            outgoing,
-            id,
-            begin,
-            ..
+            outgoing, id, call, ..
         } = attempt;
         match sent {
             Ok(confirmed) => {
                 let new = Receipt::new(id, outgoing.tier(), SystemTime::now());
                 let receipt = confirmed.receipt(new);
-                self.emit_stored(task_of(&outgoing), begin, &receipt);
+                self.emit_stored(task_of(&outgoing), call, &receipt);
                 Ok(receipt)
             }
             Err(error) => {
                 let name = task_of(&outgoing);
-                self.emit_failed(name, begin, &id, outgoing.tier(), &error);
+                self.emit_failed(name, call, &id, outgoing.tier(), &error);
                 Err(error)
             }
         }
     }
 
     /// Emits the end of a publish that was answered.
-    pub(super) fn emit_stored(&self, name: &str, begin: Instant, receipt: &Receipt) {
+    pub(super) fn emit_stored(&self, name: &str, call: Call, receipt: &Receipt) {
         if self.observers.is_empty() {
             return;
         }
@@ -104,7 +130,8 @@ impl Inner {
             id: Some(&receipt.id),
             tier: Some(&receipt.tier),
             result,
-            took: begin.elapsed(),
+            delay: call.delay,
+            took: call.begin.elapsed(),
         });
     }
 
@@ -112,7 +139,7 @@ impl Inner {
     pub(super) fn emit_failed(
         &self,
         name: &str,
-        begin: Instant,
+        call: Call,
         id: &TaskId,
         tier: &str,
         error: &Error,
@@ -125,7 +152,8 @@ impl Inner {
             id: Some(id),
             tier: Some(tier),
             result: PublishResult::Failed(error.kind()),
-            took: begin.elapsed(),
+            delay: call.delay,
+            took: call.begin.elapsed(),
         });
     }
 }

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::attempt::{Patience, PublishAttempt, SendFailure};
+use super::outcome::Call;
 use super::outgoing::{Content, Outgoing};
 use super::pools::Broker;
 use super::{ASSUMED_VERSION, DEFAULT_DEADLINE, Inner, LONGEST_DEADLINE};
@@ -55,8 +56,7 @@ impl Inner {
     }
 
     /// Turns a request into a message with its destination and deadline, once the overrides in force, and the broker's
-    /// version if it goes there, are known. A
-    /// request that cannot be published on any broker fails at once.
+    /// version if it goes there, are known. A request that cannot be published on any broker fails at once.
     pub(super) async fn prepare_when_ready(
         &self,
         request: PublishRequest,
@@ -64,12 +64,13 @@ impl Inner {
         let begin = Instant::now();
         let deadline = deadline(&request, begin);
         let version = self.refused(
-            self.announce(&request.task, begin),
+            self.announce(&request, begin),
             self.version_when_ready(&request, deadline).await,
         )?;
+        let call = Call::new(&request, begin);
         let attempt = self.prepare(request, version)?;
         Ok(PublishAttempt {
-            begin,
+            call,
             deadline,
             ..attempt
         })
@@ -109,7 +110,7 @@ impl Inner {
         broker: Version,
     ) -> Result<PublishAttempt, Error> {
         let begin = Instant::now();
-        let announced = self.announce(&request.task, begin);
+        let announced = self.announce(&request, begin);
         self.refused(announced, self.attempt(request, broker, begin))
     }
 
@@ -124,6 +125,7 @@ impl Inner {
             request.traceparent = self.trace.current();
         }
         let deadline = deadline(&request, begin);
+        let call = Call::new(&request, begin);
         let patience = match request.once {
             true => Patience::UnlessLost,
             false => Patience::Full,
@@ -132,7 +134,7 @@ impl Inner {
         Ok(PublishAttempt {
             outgoing,
             id,
-            begin,
+            call,
             deadline,
             patience,
             _under_way: under_way,

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
+use super::outcome::Call;
 use super::rows::{confirmed, insert_error, key_error};
 use super::{ASSUMED_VERSION, DEFAULT_DEADLINE, Inner, deadline};
 use crate::Error;
@@ -25,7 +26,7 @@ impl Inner {
         let writers = self.writers()?;
         let begin = Instant::now();
         let deadline = deadline(&request, begin);
-        let announced = self.announce(&request.task, begin);
+        let (announced, call) = (self.announce(&request, begin), Call::new(&request, begin));
         self.controls.wait_until_known(deadline).await;
         let prepared = self.row(request, SystemTime::now());
         let (row, receipt) = self.refused(announced, prepared)?;
@@ -33,11 +34,11 @@ impl Inner {
         let inserted = writers.insert_within(connection, rows, deadline).await;
         let mut inserted = inserted.map_err(|failure| {
             let error = insert_error(receipt.id.clone(), &row, failure);
-            self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
+            self.emit_failed(&row.task, call, &receipt.id, &row.tier, &error);
             error
         })?;
         match inserted.pop() {
-            Some(became) => self.outcome(became, receipt, &row, begin),
+            Some(became) => self.outcome(became, receipt, &row, call),
             None => Ok(receipt),
         }
     }
@@ -54,15 +55,33 @@ impl Inner {
             .wait_until_known(Instant::now() + DEFAULT_DEADLINE)
             .await;
         let (now, begin) = (SystemTime::now(), Instant::now());
-        let mut latest = None;
-        let prepared = requests.into_iter().map(|request| {
+        let (mut latest, mut refused) = (None, None);
+        let (mut rows, mut each) = (Vec::new(), Vec::new());
+        let mut requests = requests.into_iter();
+        for request in &mut requests {
             latest = latest.max(Some(deadline(&request, begin)));
-            let announced = self.announce(&request.task, begin);
-            self.refused(announced, self.row(request, now))
-        });
-        let prepared: Result<Vec<_>, Error> = prepared.collect();
-        let (rows, receipts): (Vec<NewRow>, Vec<Receipt>) = prepared?.into_iter().unzip();
-        let (Some(deadline), Some(row), Some(receipt)) = (latest, rows.first(), receipts.first())
+            let (announced, call) = (self.announce(&request, begin), Call::new(&request, begin));
+            match self.row(request, now) {
+                Ok((row, receipt)) => {
+                    rows.push(row);
+                    each.push((receipt, call));
+                }
+                Err(error) => {
+                    refused = Some((announced, error));
+                    break;
+                }
+            }
+        }
+        if let Some((announced, error)) = refused {
+            // None of them is published.
+            self.none_stored(&rows, &each, &error);
+            let others = requests.map(|request| self.announce(&request, begin));
+            for announced in [announced].into_iter().chain(others).flatten() {
+                self.emit_refused(&announced, &error);
+            }
+            return Err(error);
+        }
+        let (Some(deadline), Some(row), Some((receipt, _))) = (latest, rows.first(), each.first())
         else {
             return Ok(Vec::new());
         };
@@ -70,16 +89,22 @@ impl Inner {
         // The first task stands for all: either all are stored or none.
         let inserted = inserted.map_err(|failure| {
             let error = insert_error(receipt.id.clone(), row, failure);
-            for (row, receipt) in rows.iter().zip(&receipts) {
-                self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
-            }
+            self.none_stored(&rows, &each, &error);
             error
         })?;
-        let each = inserted.into_iter().zip(receipts).zip(&rows);
+        let each = inserted.into_iter().zip(each).zip(&rows);
         // Each has an event, also those after the first that has failed.
-        let each = each.map(|((became, receipt), row)| self.outcome(became, receipt, row, begin));
+        let each =
+            each.map(|((became, (receipt, call)), row)| self.outcome(became, receipt, row, call));
         let outcomes: Vec<_> = each.collect();
         outcomes.into_iter().collect()
+    }
+
+    /// Emits the failure of tasks that are stored together or not at all.
+    fn none_stored(&self, rows: &[NewRow], each: &[(Receipt, Call)], error: &Error) {
+        for (row, (receipt, call)) in rows.iter().zip(each) {
+            self.emit_failed(&row.task, *call, &receipt.id, &row.tier, error);
+        }
     }
 
     fn writers(&self) -> Result<&RowWriters, Error> {
@@ -120,7 +145,7 @@ impl Inner {
         became: KeyedInsert,
         receipt: Receipt,
         row: &NewRow,
-        begin: Instant,
+        call: Call,
     ) -> Result<Receipt, Error> {
         let stored = match became {
             Ok(inserted) => confirmed(row, inserted),
@@ -129,11 +154,11 @@ impl Inner {
         match stored {
             Ok(stored) => {
                 let receipt = stored.receipt(receipt);
-                self.emit_stored(&row.task, begin, &receipt);
+                self.emit_stored(&row.task, call, &receipt);
                 Ok(receipt)
             }
             Err(error) => {
-                self.emit_failed(&row.task, begin, &receipt.id, &row.tier, &error);
+                self.emit_failed(&row.task, call, &receipt.id, &row.tier, &error);
                 Err(error)
             }
         }

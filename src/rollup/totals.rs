@@ -7,7 +7,8 @@ use super::Histogram;
 /// What happened to tasks within some time, in counts.
 ///
 /// Each start has one outcome in the end, in a later minute perhaps: done, retried, snoozed, discarded, dead or given
-/// back. Expired tasks, and dead ones that have waited for too long or whose worker died, were not started.
+/// back. If its process dies it has none, and the task starts again. Expired tasks, and dead ones that have waited for too
+/// long or whose worker died, were not started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RollupTotals {
@@ -15,6 +16,8 @@ pub struct RollupTotals {
     /// programs publish are not among them. A task that was published within a transaction counts also if the
     /// transaction rolled back.
     pub published: u64,
+    /// Of [`published`](Self::published), those with a delay.
+    pub delayed: u64,
     /// Publishes that stored no further task: another one had the key, or was replaced.
     pub duplicates: u64,
     /// Publishes that failed.
@@ -65,9 +68,10 @@ impl RollupTotals {
     }
 
     /// The counts in the order of the table's columns.
-    pub(super) fn counts(&self) -> [u64; 13] {
+    pub(super) fn counts(&self) -> [u64; 14] {
         [
             self.published,
+            self.delayed,
             self.duplicates,
             self.unpublished,
             self.started,
@@ -83,9 +87,10 @@ impl RollupTotals {
         ]
     }
 
-    pub(super) fn counts_mut(&mut self) -> [&mut u64; 13] {
+    pub(super) fn counts_mut(&mut self) -> [&mut u64; 14] {
         [
             &mut self.published,
+            &mut self.delayed,
             &mut self.duplicates,
             &mut self.unpublished,
             &mut self.started,
@@ -103,8 +108,9 @@ impl RollupTotals {
 }
 
 /// The columns of the counts, in the same order.
-pub(super) const COLUMNS: [&str; 13] = [
+pub(super) const COLUMNS: [&str; 14] = [
     "published",
+    "delayed",
     "duplicates",
     "unpublished",
     "started",

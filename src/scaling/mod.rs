@@ -12,7 +12,8 @@
 //!   each task, since a slot that runs a task for longer than the SLO starts no second one in time.
 //!
 //! 0.8 is the share of time in which slots are busy: with more, waits grow fast. Arrivals are what processes of the app have
-//! published to the tier in the last ten minutes, and retries and snoozes, because each of them is one more run. Run times
+//! published to the tier without a delay in the last ten minutes, and retries and snoozes, because each of them is one more
+//! run. Run times
 //! are those of the last hour. Both are [rollups](crate::rollup).
 //!
 //! - A tier without `slo` is taken to have one of ten minutes.
@@ -21,7 +22,8 @@
 //! - The backlog is what waits in the tier's queue, and its rows that are ready, of which at most 10,000 are counted. Delayed and
 //!   parked tasks are none, nor is what workers have prefetched. Where the broker did not answer in time, only the rows count, and
 //!   the figure is an estimate.
-//! - What other programs or the SQL function `tierline.publish` publish is no arrival. It waits, and so is part of the backlog:
+//! - What other programs or the SQL function `tierline.publish` publish is no arrival, nor is what was published with a delay,
+//!   when it falls due. It waits, and so is part of the backlog:
 //!   without arrivals, slots settle where tasks wait for about as long as the SLO.
 //! - A tier with a [limit](crate::topology::Limit) for all processes wants no more slots than `running`, and none for what would
 //!   exceed its rate. The rates of single tasks bound their arrivals.

@@ -131,7 +131,7 @@ impl PublishRequest {
 pub struct Receipt {
     /// The task's id. Of a [duplicate](Self::is_duplicate): that of the first.
     pub id: TaskId,
-    /// The tier it went to.
+    /// The tier it went to. Of a duplicate: the tier that the first was published to, wherever it is now.
     pub tier: String,
     /// When it was confirmed.
     pub confirmed_at: SystemTime,

@@ -201,6 +201,59 @@ async fn the_counts_of_two_processes_add_up_to_what_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_with_a_delay_is_no_arrival() {
+    let database = database().await;
+    let app = app_at(database.url(), &Heard::default()).await;
+    for _ in 0..5 {
+        app.publish(Mail::Succeed).delay("1h").await.unwrap();
+    }
+    app.publish(Export).await.unwrap();
+    work_in(&app, [] as [&str; 0]).end().await;
+    let mail = total(&database, "mail").await;
+    assert_eq!((mail.published, mail.delayed), (5, 5));
+    let scaling = app.scaling().await.unwrap();
+    let arrivals = |tier: &str| {
+        let mut tiers = scaling.iter().flat_map(|group| &group.tiers);
+        let tier = tiers.find(|it| it.tier == tier).unwrap();
+        tier.arrivals_per_second
+    };
+    assert_eq!(arrivals("mail"), 0.0);
+    assert!(arrivals("bulk") > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publishes_that_are_refused_are_counted_where_they_would_have_gone() {
+    let database = database().await;
+    let app = app_at(database.url(), &Heard::default()).await;
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    let refused = || {
+        let mut request = PublishRequest::new(&Mail::Succeed).unwrap();
+        request.priority = Some(200);
+        request
+    };
+    let mail = || PublishRequest::new(&Mail::Succeed).unwrap();
+    let export = || PublishRequest::new(&Export).unwrap();
+    let mut transaction = pool.begin().await.unwrap();
+    // None of them is published.
+    let requests = [mail(), export(), refused(), export()];
+    let within = app.publish_many_within(requests, &mut transaction).await;
+    within.unwrap_err();
+    transaction.commit().await.unwrap();
+    let working = work_in(&app, ["all"]);
+    let control = app.control().unwrap();
+    until(async || !control.processes().await.unwrap().is_empty()).await;
+    let overriding = control.override_task("mail.send").tier("bulk");
+    overriding.await.unwrap();
+    app.publish(Mail::Succeed).priority(200).await.unwrap_err();
+    working.end().await;
+    let [mail, bulk] = [
+        total(&database, "mail").await,
+        total(&database, "bulk").await,
+    ];
+    assert_eq!((mail.unpublished, bulk.unpublished), (2, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn counts_of_a_time_without_the_database_are_written_when_it_is_back() {
     let database = database().await;
     let (proxy, url) = behind_a_proxy(&database).await;
@@ -316,7 +369,7 @@ async fn old_minutes_are_removed_and_those_of_other_apps_are_not() {
     for (app, days) in [("shop", 8), ("shop", 6), ("other", 8)] {
         sqlx::query(
             "INSERT INTO tierline.rollups SELECT $1, date_trunc('minute', now()) - make_interval(days => $2) \
-                - make_interval(mins => minute), 'mail', 'mail.send', 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, \
+                - make_interval(mins => minute), 'mail', 'mail.send', 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, \
                 false, 5, 5, '{0,1}', '{1}' FROM generate_series(1, 1200) AS minute",
         )
         .bind(app)

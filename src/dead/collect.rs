@@ -330,6 +330,15 @@ impl Collector {
                 return Ok(());
             };
             drop(entries);
+            // Before the acknowledgement: what comes again without one is in the log already, and not new.
+            for dead in &written.by_broker {
+                self.observers.emit(&Event::DeadByBroker {
+                    name: &dead.task,
+                    tier: &dead.tier,
+                    has_expired: dead.has_expired,
+                    count: dead.count,
+                });
+            }
             queues.acknowledge(&last).await?;
             self.observers.emit(&Event::Collected {
                 count: written.new,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sqlx::Row;
+
 use super::entry::Entry;
 use super::identity;
 use crate::Error;
@@ -12,12 +14,32 @@ use crate::postgres::{Database, PgConnection, STATEMENT_LIMIT, Time};
 const LARGE: usize = 1 << 20;
 
 /// How many rows a batch added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Written {
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Written {
     /// New rows.
     pub(super) new: u64,
     /// Rows that the log already had.
     pub(super) repeated: u64,
+    /// Those of the new rows that no worker has made dead letters of.
+    pub(super) by_broker: Vec<DeadByBroker>,
+}
+
+/// Dead letters that the broker has made by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DeadByBroker {
+    pub(super) task: String,
+    pub(super) tier: String,
+    /// Whether they had waited for too long.
+    pub(super) has_expired: bool,
+    pub(super) count: u64,
+}
+
+impl Written {
+    fn add(&mut self, other: Self) {
+        self.new += other.new;
+        self.repeated += other.repeated;
+        self.by_broker.extend(other.by_broker);
+    }
 }
 
 /// Writes the rows. `Ok` means that every one of them is committed, now or before.
@@ -44,8 +66,7 @@ pub(super) async fn write(
             }
             written => written?,
         };
-        written.new += more.new;
-        written.repeated += more.repeated;
+        written.add(more);
     }
     Ok(written)
 }
@@ -77,11 +98,7 @@ async fn write_at_once(
     let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
     let limit = STATEMENT_LIMIT + Duration::from_secs((bytes >> 20) as u64);
     let writing = insert(database, app, entries, bytes);
-    let new = database.within(limit, "log dead letters", writing).await?;
-    Ok(Written {
-        new,
-        repeated: entries.len() as u64 - new,
-    })
+    database.within(limit, "log dead letters", writing).await
 }
 
 async fn insert(
@@ -89,39 +106,41 @@ async fn insert(
     app: &str,
     entries: &[Entry],
     bytes: usize,
-) -> Result<u64, sqlx::Error> {
+) -> Result<Written, sqlx::Error> {
     let mut connection = database.pool().acquire().await?;
-    let new = if entries.iter().any(|it| it.redriven_from.is_some()) {
+    let written = if entries.iter().any(|it| it.redriven_from.is_some()) {
         let mut transaction = connection.begin().await?;
-        let new = insert_entries(&mut transaction, app, entries).await?;
+        let written = insert_entries(&mut transaction, app, entries).await?;
         transaction.commit().await?;
-        new
+        written
     } else {
         insert_entries(&mut connection, app, entries).await?
     };
     if bytes >= LARGE {
         connection.shrink_buffers();
     }
-    Ok(new)
+    Ok(written)
 }
 
 /// Inserts the rows, and marks the rows that they were redriven from: several statements, for a transaction where
-/// there are such. Returns how many are new.
+/// there are such.
 pub(crate) async fn insert_entries(
     connection: &mut PgConnection<'_>,
     app: &str,
     entries: &[Entry],
-) -> Result<u64, sqlx::Error> {
+) -> Result<Written, sqlx::Error> {
     let redriven = entries.iter().filter(|it| it.redriven_from.is_some());
     let redriven: Vec<&Entry> = redriven.collect();
-    let new = insert_rows(connection, app, entries).await?;
+    let mut written = insert_rows(connection, app, entries).await?;
     if !redriven.is_empty() {
         mark_dead_again(connection, app, &redriven).await?;
     }
-    match entries.len() as u64 - new {
-        0 => Ok(new),
-        _ => Ok(new + insert_later_deaths(connection, app, entries).await?),
+    let count = entries.len() as u64;
+    if written.new < count {
+        written.add(insert_later_deaths(connection, app, entries).await?);
     }
+    written.repeated = count - written.new;
+    Ok(written)
 }
 
 /// Inserts rows for messages that died after an operator discarded or redrove an equal message: nobody
@@ -130,7 +149,7 @@ async fn insert_later_deaths(
     connection: &mut PgConnection<'_>,
     app: &str,
     entries: &[Entry],
-) -> Result<u64, sqlx::Error> {
+) -> Result<Written, sqlx::Error> {
     let identities: Vec<&str> = entries
         .iter()
         .map(|entry| entry.identity.as_str())
@@ -160,17 +179,17 @@ async fn insert_later_deaths(
         })
         .collect();
     match later.is_empty() {
-        true => Ok(0),
+        true => Ok(Written::default()),
         false => insert_rows(connection, app, &later).await,
     }
 }
 
 /// The statement that inserts rows if a condition holds. The payload is sent once: Postgres derives the
-/// JSON for queries from it.
+/// JSON for queries from it. Rows without a worker are dead letters of the broker.
 macro_rules! insert_where {
     ($condition:literal) => {
         concat!(
-            "INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, \
+            "WITH new AS (INSERT INTO tierline.dead_letters (app, identity, life, message_id, task, tier, reason, \
                 error, error_kind, error_type, causes, attempts, history, enqueued_at, died_at, \
                 worker, worker_version, fingerprint, payload, payload_json, properties, headers, \
                 redriven_from, raw_properties) \
@@ -190,7 +209,11 @@ macro_rules! insert_where {
                     redriven_from, raw_properties, earlier_identity) \
             WHERE ",
             $condition,
-            " ON CONFLICT (app, identity, life) DO NOTHING"
+            " ON CONFLICT (app, identity, life) DO NOTHING RETURNING tier, task, reason, worker) \
+            SELECT count(*) AS count, worker IS NULL AS is_by_broker, \
+                CASE WHEN worker IS NULL THEN tier END AS tier, CASE WHEN worker IS NULL THEN task END AS task, \
+                worker IS NULL AND reason = 'expired' AS has_expired \
+            FROM new GROUP BY 2, 3, 4, 5"
         )
     };
 }
@@ -209,7 +232,7 @@ async fn insert_rows(
     connection: &mut PgConnection<'_>,
     app: &str,
     entries: &[Entry],
-) -> Result<u64, sqlx::Error> {
+) -> Result<Written, sqlx::Error> {
     fn column<'e, T>(entries: &'e [Entry], of: impl Fn(&'e Entry) -> T) -> Vec<T> {
         entries.iter().map(of).collect()
     }
@@ -221,7 +244,7 @@ async fn insert_rows(
     } else {
         INSERT_UNLESS_KNOWN
     };
-    let inserted = sqlx::query(statement)
+    let counts = sqlx::query(statement)
         .persistent(is_plain)
         .bind(app)
         .bind(column(entries, |entry| entry.identity.as_str()))
@@ -248,9 +271,23 @@ async fn insert_rows(
         .bind(column(entries, |entry| entry.redriven_from))
         .bind(column(entries, |entry| entry.raw_properties.as_deref()))
         .bind(column(entries, |entry| entry.earlier_identity.as_deref()))
-        .execute(connection)
+        .fetch_all(connection)
         .await?;
-    Ok(inserted.rows_affected())
+    let mut written = Written::default();
+    for row in &counts {
+        let count: i64 = row.try_get("count")?;
+        let count = count.unsigned_abs();
+        written.new += count;
+        if row.try_get("is_by_broker")? {
+            written.by_broker.push(DeadByBroker {
+                task: row.try_get::<Option<_>, _>("task")?.unwrap_or_default(),
+                tier: row.try_get::<Option<_>, _>("tier")?.unwrap_or_default(),
+                has_expired: row.try_get("has_expired")?,
+                count,
+            });
+        }
+    }
+    Ok(written)
 }
 
 /// Marks the rows that these messages were redriven from: their redrive failed.

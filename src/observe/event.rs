@@ -206,6 +206,17 @@ pub enum Event<'a> {
         /// How many were in the log already, from an earlier attempt that was interrupted.
         repeated: u64,
     },
+    /// The collector stored dead letters that the broker had made by itself: no worker has emitted [`Event::Dead`] for them.
+    DeadByBroker {
+        /// The task's name. Empty: nobody can read it.
+        name: &'a str,
+        /// The tier in whose dead-letter queue they were.
+        tier: &'a str,
+        /// Whether they had waited for longer than the `ttl` of the tier.
+        has_expired: bool,
+        /// How many.
+        count: u64,
+    },
     /// The collector could not store dead letters. They stay in their queues, and it tries again.
     CollectFailed {
         /// What happened.

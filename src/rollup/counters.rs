@@ -16,14 +16,14 @@ use crate::message::DeadReason;
 use crate::observe::{Event, PublishResult};
 use crate::topology::Topology;
 
-/// The name under which tasks and tiers are counted that the map does not have. No name of a map has brackets.
+/// The name under which tasks and tiers are counted that the map does not have.
 pub const UNKNOWN: &str = "(unknown)";
 
 /// More shards than a process has busy threads are of no use.
 const MOST_SHARDS: usize = 32;
 
-/// What is counted apart: a task, by its index in the map, and the tier that it was in. The index after the last one stands
-/// for all that the map does not have.
+/// What is counted apart: a task, by its index in the map, and the tier that it was in. One index stands for all that the
+/// map does not have.
 pub(super) type Cell = (usize, usize);
 
 /// The counts of a process since they were taken last.
@@ -40,6 +40,8 @@ pub(super) struct Names {
     tiers: HashMap<Box<str>, usize>,
     /// By their index.
     task_names: Vec<Box<str>>,
+    /// The index of what the map does not have.
+    unknown: usize,
     known_tiers: Vec<KnownTier>,
 }
 
@@ -137,6 +139,18 @@ impl Counters {
                     it.add_run(*ran);
                 });
             }
+            Event::DeadByBroker {
+                name,
+                tier,
+                has_expired,
+                count,
+            } => {
+                let waited_in_vain = *has_expired && self.slo(tier).is_some();
+                self.count(name, tier, |it| {
+                    it.dead += count;
+                    it.slo_counted += if waited_in_vain { *count } else { 0 };
+                });
+            }
             Event::GivenBack { task, .. } => {
                 self.count(task.name, task.tier, |it| it.given_back += 1);
             }
@@ -176,7 +190,7 @@ impl Counters {
             let mapped = names.known_tiers.get(mapped);
             mapped.is_some_and(|mapped| &*mapped.name == tier)
         });
-        let index = task.map_or(names.task_names.len(), |(index, _)| index);
+        let index = task.map_or(names.unknown, |(index, _)| index);
         let tier = match is_mapped {
             true => 0,
             false => names.tier_index(tier),
@@ -262,7 +276,12 @@ impl Names {
         let tiers: HashMap<Box<str>, usize> = tiers.zip(0..).collect();
         let tier_of = |name: &str| tiers.get(name).copied().unwrap_or(known_tiers.len());
         let tasks = topology.tasks().iter().enumerate();
+        let mut names = topology.tasks().iter();
         Self {
+            // A task may have the name under which these are counted: two cells of one name would be one row twice.
+            unknown: names
+                .position(|task| task.name == UNKNOWN)
+                .unwrap_or(topology.tasks().len()),
             tasks: tasks
                 .map(|(index, task)| (task.name.as_str().into(), (index, tier_of(&task.tier))))
                 .collect(),

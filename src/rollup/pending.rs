@@ -93,7 +93,7 @@ impl Pending {
         self.shrink();
     }
 
-    /// The oldest counts that are not written. The same ones again, until [`written`](Self::written).
+    /// The oldest counts that are not written. The same ones again, until [`forget_batch`](Self::forget_batch).
     pub(super) fn next_batch(&mut self) -> Option<&Batch> {
         if self.in_flight.is_none() {
             self.in_flight = self.take_batch();
@@ -102,7 +102,7 @@ impl Pending {
     }
 
     /// The batch that was given last is in the database, or never will be.
-    pub(super) fn written(&mut self) {
+    pub(super) fn forget_batch(&mut self) {
         self.in_flight = None;
     }
 
@@ -189,7 +189,7 @@ mod tests {
             let begin = (batch.begin - origin).as_secs();
             let done = batch.cells.iter().map(|(_, totals)| totals.done).sum();
             all.push((begin, done));
-            pending.written();
+            pending.forget_batch();
         }
         all
     }
@@ -235,7 +235,7 @@ mod tests {
         let first = pending.next_batch().cloned().unwrap();
         pending.add(origin, (0, 0), done(2));
         assert_eq!(pending.next_batch(), Some(&first));
-        pending.written();
+        pending.forget_batch();
         let second = pending.next_batch().cloned().unwrap();
         assert!(second.number > first.number);
         assert_eq!(second.cells, [((0, 0), done(2))]);

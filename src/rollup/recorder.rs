@@ -204,7 +204,7 @@ impl Writing<'_> {
                     add(connection, process, app, batch, &rows).await
                 });
             let into_minute = adding.await?;
-            self.pending.written();
+            self.pending.forget_batch();
             self.pending.set_clock(Instant::now(), into_minute);
         }
         Ok(())
@@ -233,7 +233,7 @@ impl Writing<'_> {
             // The tables were there, and are gone.
             ErrorKind::Mismatch => self.is_migrated = false,
             // The same batch would be refused again, and all that follow it.
-            ErrorKind::Refused => self.pending.written(),
+            ErrorKind::Refused => self.pending.forget_batch(),
             _ => {}
         }
         match self.failures.is_worth_a_warning() {

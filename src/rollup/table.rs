@@ -26,7 +26,7 @@ pub(super) async fn is_migrated(connection: &mut PgConnection<'_>) -> Result<boo
 
 /// One statement, so that the number of the batch and its counts are stored together or not at all. The minute is that of
 /// the server's clock, which is the same for all processes. Rows are in one order everywhere, so that two
-/// processes never deadlock.
+/// processes never deadlock. The clock is read when they are written, however long they have waited for others.
 static ADD: LazyLock<String> = LazyLock::new(|| {
     let columns = COLUMNS.join(", ");
     let types = COLUMNS.map(|column| format!("{column} bigint")).join(", ");
@@ -47,9 +47,10 @@ static ADD: LazyLock<String> = LazyLock::new(|| {
             ON CONFLICT (app, minute, tier, task) DO UPDATE SET {sums}, is_paused = known.is_paused OR excluded.is_paused, \
                 wait_sum = known.wait_sum + excluded.wait_sum, run_sum = known.run_sum + excluded.run_sum, \
                 wait = tierline.add_counts(known.wait, excluded.wait), \
-                run = tierline.add_counts(known.run, excluded.run) \
+                run = tierline.add_counts(known.run, excluded.run) RETURNING 1 \
          ) \
-         SELECT extract(epoch FROM clock_timestamp() - date_trunc('minute', clock_timestamp()))::float8"
+         SELECT extract(epoch FROM clock_timestamp() - date_trunc('minute', clock_timestamp()))::float8 \
+         FROM (SELECT count(*) FROM added) AS written"
     )
 });
 
@@ -209,7 +210,7 @@ pub(crate) struct Arrivals {
 }
 
 /// What has come in within the last ten minutes, or since the app's first minute. Retries and snoozes come in too: each is
-/// one more run.
+/// one more run. What was published with a delay does not come in now.
 pub(super) async fn arrivals(
     connection: &mut PgConnection<'_>,
     app: &str,
@@ -219,7 +220,7 @@ pub(super) async fn arrivals(
             SELECT greatest(date_trunc('minute', statement_timestamp() - interval '10 minutes'), \
                 (SELECT minute FROM tierline.rollups WHERE app = $1 ORDER BY minute LIMIT 1)) AS since \
          ) \
-         SELECT tier, task, sum(published + retried + snoozed)::float8 \
+         SELECT tier, task, sum(published - delayed + retried + snoozed)::float8 \
             / greatest(60, extract(epoch FROM statement_timestamp() - span.since))::float8 \
          FROM span JOIN tierline.rollups ON app = $1 AND minute >= span.since GROUP BY tier, task, span.since",
     )

@@ -34,7 +34,8 @@ pub struct RollupTotals {
     pub discarded: u64,
     /// Tasks that were not started, because they had expired by their publisher's word.
     pub expired: u64,
-    /// Dead letters.
+    /// Dead letters. Those that the broker makes by itself, of what waits for longer than a `ttl` say, are counted when the
+    /// collector stores them.
     pub dead: u64,
     /// Deliveries that went back to their queue.
     pub given_back: u64,

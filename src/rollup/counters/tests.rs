@@ -101,6 +101,18 @@ fn every_outcome_is_counted_where_it_belongs() {
         Event::Expired { task, late: SECOND },
         dead(DeadReason::Permanent, ran),
         dead(DeadReason::Expired, None),
+        Event::DeadByBroker {
+            name: "mail.send",
+            tier: "mail",
+            has_expired: true,
+            count: 5,
+        },
+        Event::DeadByBroker {
+            name: "mail.send",
+            tier: "mail",
+            has_expired: false,
+            count: 7,
+        },
         Event::GivenBack { task, why: "" },
         Event::AlreadyDone { task },
     ];
@@ -113,7 +125,7 @@ fn every_outcome_is_counted_where_it_belongs() {
     assert_eq!(
         totals.counts(),
         // The last two: one start met the SLO; of what had expired nothing did.
-        [2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 2, 1, 1, 3]
+        [2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 14, 1, 1, 8]
     );
     assert_eq!((totals.wait.count(), totals.run.count()), (1, 5));
     assert!(taken(&counters).is_empty(), "they are taken once");
@@ -173,6 +185,27 @@ fn what_the_map_does_not_have_is_counted_as_one() {
     assert_eq!(all.len(), 2, "{all:?}");
     assert_eq!(of(&all, UNKNOWN, UNKNOWN).started, 100);
     assert_eq!(of(&all, "bulk", "mail.send").done, 1);
+}
+
+#[test]
+fn a_task_may_have_the_name_under_which_the_unknown_ones_are_counted() {
+    let map = MAP.replace("report.export", UNKNOWN);
+    let topology = Topology::parse(map).unwrap();
+    let counters = Counters::new(&topology, KnownControls::fixed(Snapshot::default()));
+    let id = TaskId::random();
+    for (name, tier) in [(UNKNOWN, "bulk"), ("unknown.1", "bulk"), (UNKNOWN, "mail")] {
+        let task = task(name, tier, &id);
+        counters.handle(&Event::Done { task, ran: SECOND });
+    }
+    let mut cells: HashMap<Cell, u64> = HashMap::new();
+    counters.take(|cell, totals| *cells.entry(cell).or_default() += totals.done);
+    let names = counters.names();
+    let mut named: Vec<_> = cells
+        .iter()
+        .map(|((task, tier), done)| (names.tier(*tier), names.task(*task), *done))
+        .collect();
+    named.sort_unstable();
+    assert_eq!(named, [("bulk", UNKNOWN, 2), ("mail", UNKNOWN, 1)]);
 }
 
 #[test]

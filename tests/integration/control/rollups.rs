@@ -201,6 +201,39 @@ async fn the_counts_of_two_processes_add_up_to_what_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_dead_letters_is_counted_when_it_is_collected() {
+    let map = MAP.replacen(
+        "queue = \"postgres\"",
+        "queue = \"quorum\"\nttl = \"1s\"",
+        1,
+    );
+    let (database, vhost) = (database().await, vhost().await);
+    let app = Tierline::builder(Topology::parse(map).unwrap())
+        .amqp(vhost.amqp_url())
+        .postgres(database.url())
+        .registry(handlers())
+        .connect()
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        app.publish(Mail::Succeed).await.unwrap();
+    }
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    let logged = async || -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM tierline.dead_letters");
+        count.fetch_one(&pool).await.unwrap()
+    };
+    // It collects, and runs nothing.
+    let collecting = work_in(&app, [] as [&str; 0]);
+    until(async || logged().await == 3).await;
+    collecting.end().await;
+    app.close().await;
+    until(async || total(&database, "mail").await.dead == 3).await;
+    let mail = total(&database, "mail").await;
+    assert_eq!((mail.started, mail.slo_met, mail.slo_counted), (0, 0, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_published_with_a_delay_is_no_arrival() {
     let database = database().await;
     let app = app_at(database.url(), &Heard::default()).await;

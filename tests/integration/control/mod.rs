@@ -1,5 +1,6 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
+mod held_back;
 mod limits;
 mod overrides;
 mod parked;

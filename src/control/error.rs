@@ -15,7 +15,7 @@ pub enum ControlError {
     Unknown {
         /// What was tried.
         tried: Box<str>,
-        /// `tier`, `group` or `task`.
+        /// `tier`, `group`, `task`, or `task that begins with`.
         what: &'static str,
         /// The name that was given.
         name: Box<str>,
@@ -25,7 +25,16 @@ pub enum ControlError {
         app: Box<str>,
     },
 
-    /// The change cannot be made.
+    /// The change makes no sense, whatever the map and the app are like.
+    #[error("cannot {tried}: {problem}")]
+    Invalid {
+        /// What was tried.
+        tried: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
+
+    /// The change cannot be made in this app, or not now.
     #[error("cannot {tried}: {problem}")]
     Refused {
         /// What was tried.
@@ -39,6 +48,7 @@ impl ControlError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             ControlError::Unknown { .. } => ErrorKind::NotFound,
+            ControlError::Invalid { .. } => ErrorKind::Invalid,
             ControlError::Refused { .. } => ErrorKind::Conflict,
         }
     }

@@ -169,7 +169,12 @@ async fn what_the_map_does_not_have_cannot_be_paused_and_everything_is_on_record
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Control(ControlError::Refused { .. })),
+        matches!(&error, Error::Control(ControlError::Invalid { .. })),
+        "{error}"
+    );
+    let error = control.resume_tier("a\0b").await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Control(ControlError::Invalid { .. })),
         "{error}"
     );
     assert!(control.list().await.unwrap().is_empty());

@@ -255,3 +255,26 @@ async fn nothing_paused_is_a_dead_letter_or_promoted() {
     worker.end().await;
     publisher.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_resumed_and_paused_otherwise_is_named() {
+    let servers = Servers::start(shared("postgres")).await;
+    let process = servers.process(&Runs::free()).await;
+    let control = process.app.control().unwrap().by("ada");
+    control.pause_tier("normal").await.unwrap();
+    control.pause_group("all").by("eve").await.unwrap();
+    control.pause_task("order.ship").await.unwrap();
+    control.pause_task("order.notify").await.unwrap();
+    let tier = "tier normal is still paused, by ada";
+    let group = "group all is still paused, by eve";
+    let ship = "task order.ship is still paused, by ada";
+    let resumed = control.resume_task("order.notify").await.unwrap();
+    assert_eq!(resumed.notes, [tier, group]);
+    let resumed = control.resume_tier("normal").await.unwrap();
+    assert_eq!(resumed.notes, [group, ship]);
+    let resumed = control.resume_group("all").await.unwrap();
+    assert_eq!(resumed.notes, [ship]);
+    let resumed = control.resume_task("order.ship").await.unwrap();
+    assert!(resumed.notes.is_empty(), "{resumed:?}");
+    process.end().await;
+}

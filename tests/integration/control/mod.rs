@@ -1,5 +1,7 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
+#[cfg(feature = "admin")]
+mod http;
 mod limits;
 mod overrides;
 mod parked;

@@ -84,6 +84,10 @@ Example:
     #[command(subcommand)]
     Tasks(Box<crate::tasks::arguments::Tasks>),
 
+    /// Change what runs, without a deploy: pause, limit, override
+    #[command(subcommand)]
+    Control(Box<crate::control::arguments::Control>),
+
     /// Create or update the database schema
     #[command(after_help = "\
 All tables are in the schema `tierline`. Many processes may migrate at once. If nothing is missing,

@@ -157,7 +157,8 @@ impl Sources<'_> {
         });
         let limit = of_app(known.snapshot.limit_of_tier(&tier.name));
         let demand = Demand {
-            arrivals_per_second: arrivals.sum::<f64>().max(0.0),
+            // The sum of nothing would be -0.0.
+            arrivals_per_second: arrivals.fold(0.0, |sum, it| sum + it).max(0.0),
             backlog,
             mean_run: known.runs.get(&tier.name).copied(),
             slo: tier.slo.unwrap_or(DEFAULT_SLO),

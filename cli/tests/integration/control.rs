@@ -251,7 +251,8 @@ async fn an_operator_overrides_tasks_and_looks_at_processes() {
     );
     assert_eq!(lines[1], "all    2      0       1          0");
     assert!(
-        lines[4].starts_with("high  all") && lines[4].ends_with("paused"),
+        lines[4].starts_with("high  all    0.0           0        0.0/s     -")
+            && lines[4].ends_with("paused"),
         "{text}"
     );
     shop.end().await;

@@ -11,7 +11,7 @@ use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
 use super::table::{Reason, begin, end, in_force, lock};
 use crate::Error;
-use crate::error::{ControlError, DatabaseError};
+use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -215,13 +215,15 @@ impl Change {
         if names.contains(&name) {
             return Ok(());
         }
-        Err(Error::Control(ControlError::Unknown {
-            tried: self.words().into(),
-            what: self.target.kind(),
-            name: name.into(),
-            near: near_miss(name, names.iter().copied()).map(Into::into),
-            app: topology.app().into(),
-        }))
+        Err(Error::Control(ControlError::Unknown(Box::new(
+            UnknownName {
+                tried: self.words().into(),
+                what: self.target.kind(),
+                name: name.into(),
+                near: near_miss(name, names.iter().copied()).map(Into::into),
+                app: topology.app().into(),
+            },
+        ))))
     }
 
     /// The tiers whose queue on the broker dead-letters what waits for too long, paused or not.

@@ -19,7 +19,7 @@ use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
 use crate::Error;
 use crate::backlog::{Reassigned, Reassignment, add_backlogs, reassign};
-use crate::error::{ControlError, DatabaseError};
+use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -498,13 +498,13 @@ impl Overriding {
         name: &str,
         names: impl Iterator<Item = &'n str> + Clone,
     ) -> Error {
-        Error::Control(ControlError::Unknown {
+        Error::Control(ControlError::Unknown(Box::new(UnknownName {
             tried: self.tried().into(),
             what,
             name: name.into(),
             near: near_miss(name, names).map(Into::into),
             app: self.control.topology.app().into(),
-        })
+        })))
     }
 
     fn invalid(&self, problem: String) -> Error {

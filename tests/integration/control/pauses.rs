@@ -153,7 +153,7 @@ async fn what_the_map_does_not_have_cannot_be_paused_and_everything_is_on_record
     ] {
         let error = change.await.unwrap_err();
         assert!(
-            matches!(&error, Error::Control(ControlError::Unknown { .. })),
+            matches!(&error, Error::Control(ControlError::Unknown(_))),
             "{error}"
         );
         assert!(

@@ -19,7 +19,7 @@ use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
 use crate::Error;
 use crate::backlog::{Reassigned, Reassignment, add_backlogs, reassign};
-use crate::error::{ControlError, DatabaseError};
+use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -122,7 +122,7 @@ impl Overriding {
     async fn run(self) -> Result<Overridden, Error> {
         self.unreadable.check()?;
         if let Some(problem) = check_length(self.length) {
-            return Err(self.refused(problem));
+            return Err(self.invalid(problem));
         }
         self.check_names()?;
         self.check_tier()?;
@@ -172,7 +172,7 @@ impl Overriding {
     fn check_names(&self) -> Result<(), Error> {
         let topology = &self.control.topology;
         if self.targets.is_empty() || self.targets.len() > MOST_NAMES {
-            return Err(self.refused(format!(
+            return Err(self.invalid(format!(
                 "a list has 1 to {MOST_NAMES} names, and this one has {}; a prefix has any number",
                 self.targets.len()
             )));
@@ -182,10 +182,10 @@ impl Overriding {
             return Ok(());
         };
         let name = unknown.name();
-        if let Target::Prefix(_) = unknown {
-            return Err(self.refused(format!("no task of the map begins with {name:?}")));
-        }
         let names = topology.tasks().iter().map(|task| task.name.as_str());
+        if let Target::Prefix(_) = unknown {
+            return Err(self.unknown("task that begins with", name, names.flat_map(prefixes)));
+        }
         Err(self.unknown("task", name, names))
     }
 
@@ -194,7 +194,7 @@ impl Overriding {
         let topology = &self.control.topology;
         if self.tier.is_none() && self.priority.is_none() {
             let problem = "neither a tier nor a priority was given; give one of them, or both";
-            return Err(self.refused(problem.to_owned()));
+            return Err(self.invalid(problem.to_owned()));
         }
         if let Some(name) = &self.tier
             && topology.tier(name).is_none()
@@ -498,12 +498,19 @@ impl Overriding {
         name: &str,
         names: impl Iterator<Item = &'n str> + Clone,
     ) -> Error {
-        Error::Control(ControlError::Unknown {
+        Error::Control(ControlError::Unknown(Box::new(UnknownName {
             tried: self.tried().into(),
             what,
             name: name.into(),
             near: near_miss(name, names).map(Into::into),
             app: self.control.topology.app().into(),
+        })))
+    }
+
+    fn invalid(&self, problem: String) -> Error {
+        Error::Control(ControlError::Invalid {
+            tried: self.tried().into(),
+            problem: problem.into(),
         })
     }
 
@@ -565,6 +572,11 @@ pub(super) fn unhandled<'t>(
     let is_unhandled = |task: &&str| !serving.iter().any(|process| process.has_handler(task));
     let tasks: Vec<&str> = tasks.filter(is_unhandled).collect();
     (!tasks.is_empty()).then_some(Unhandled::Tasks(tasks))
+}
+
+/// The beginnings of a name that end with a dot: `mail.` and `mail.news.` of `mail.news.weekly`.
+fn prefixes(name: &str) -> impl Iterator<Item = &str> + Clone {
+    name.match_indices('.').map(|(dot, _)| &name[..=dot])
 }
 
 /// Some names, and how many more there are.

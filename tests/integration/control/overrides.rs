@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tierline::control::{Control, Overriding, Setting, Target};
 use tierline::dead::{Filter, Page};
-use tierline::error::ControlError;
 use tierline::task::PublishRequest;
 use tierline::{Builder, Context, Error, Outcome, Registry, Task, TaskError, Tierline, Topology};
 use tierline_testbed::{Database, Vhost, database, vhost};
@@ -222,9 +221,7 @@ async fn tier_of(app: &Tierline, task: &str) -> String {
 
 async fn refusal(overriding: Overriding) -> String {
     match overriding.await.unwrap_err() {
-        Error::Control(error @ (ControlError::Unknown { .. } | ControlError::Refused { .. })) => {
-            error.to_string()
-        }
+        Error::Control(error) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -639,8 +636,8 @@ async fn an_override_that_cannot_work_is_refused_and_changes_nothing() {
             "tier low of task \"mail.send\" has no priorities",
         ),
         (
-            control.override_prefix("calendar.").tier("bulk"),
-            "no task of the map begins with \"calendar.\"",
+            control.override_prefix("repotr.").tier("bulk"),
+            "no task that begins with \"repotr.\"; did you mean \"report.\"?",
         ),
         (
             control.override_tasks(Vec::<String>::new()).tier("bulk"),

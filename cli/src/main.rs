@@ -1,7 +1,9 @@
 //! The `tierline` command.
 
 mod arguments;
+mod audit;
 mod connect;
+mod control;
 mod dlq;
 mod output;
 mod schedule;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Command::Dlq(command) => command.log().input.json,
         Command::Schedule(command) => command.input().json,
         Command::Tasks(command) => command.input().json,
+        Command::Control(command) => command.input().json,
         #[cfg(feature = "admin")]
         Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
             Command::Topology(command) => topology::run(command).await,
             Command::Schedule(command) => schedule::run(command).await,
             Command::Tasks(command) => tasks::run(*command).await,
+            Command::Control(command) => control::run(*command).await,
             Command::Dlq(command) => dlq::run(*command).await,
             #[cfg(feature = "admin")]
             Command::Serve {

@@ -32,7 +32,7 @@ pub(crate) async fn run(
         .connection_name("tierline serve")
         .connect()
         .await?;
-    let admin = Router::new().nest("/admin", router(app.dead_letters()?, token));
+    let admin = Router::new().nest("/admin", router(&app, token)?);
     let failed = |error: io::Error| {
         Failure::Misused(format!(
             "cannot listen on {listen}: {error}; choose another --listen"

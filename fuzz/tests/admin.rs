@@ -14,9 +14,22 @@ use tower::ServiceExt;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-const QUERY: &str = "tier=normal&task=note&reason=hung&since=1h&text=%27x&page=10&after=1.2";
+const QUERY: &str = "tier=normal&task=note&reason=hung&since=1h&text=%27x&limit=10&after=1-2";
+const AUDIT_QUERY: &str = "limit=10&before=7";
 const BODY: &str = r#"{"filter":{"tier":"normal","task":"note","since":"2d"},"rate":10,
-    "canary":{"count":3,"success":0.5,"wait":"1m"},"why":"because"}"#;
+    "canary":{"count":3,"success":0.5,"wait":"1m"},"because":"why"}"#;
+const CHANGE: &str = r#"{"target":"tier","name":"normal","rate":"100/m","burst":5,"running":2,"for":"2d","by":"ada"}"#;
+const OVERRIDE: &str =
+    r#"{"target":"task","names":["note"],"tier":"normal","priority":3,"for":"2d"}"#;
+
+/// The body of a kind of request.
+fn body_of(kind: u8) -> &'static str {
+    match kind {
+        6..=8 => CHANGE,
+        9 => OVERRIDE,
+        _ => BODY,
+    }
+}
 
 #[test]
 fn any_request_is_answered_and_never_with_a_failure_of_ours() {
@@ -34,7 +47,7 @@ fn any_request_is_answered_and_never_with_a_failure_of_ours() {
             .unwrap();
         app.database().unwrap().migrate().await.unwrap();
         let token = Token::new(TOKEN).unwrap();
-        let admin = router(app.dead_letters().unwrap(), token);
+        let admin = router(&app, token).unwrap();
         (admin, (vhost, database, app))
     });
     // Every request is answered by a clone.
@@ -43,8 +56,10 @@ fn any_request_is_answered_and_never_with_a_failure_of_ours() {
         .with_type::<(u8, Vec<Edit>)>()
         .for_each(|(kind, edits)| {
             let ask = &ask;
-            let body = edited(BODY.as_bytes(), edits);
-            let query = edited(QUERY.as_bytes(), edits);
+            let kind = kind % 11;
+            let body = edited(body_of(kind).as_bytes(), edits);
+            let query = if kind == 10 { AUDIT_QUERY } else { QUERY };
+            let query = edited(query.as_bytes(), edits);
             let query: String = query
                 .iter()
                 .map(|byte| match byte {
@@ -53,13 +68,18 @@ fn any_request_is_answered_and_never_with_a_failure_of_ours() {
                     byte => format!("%{byte:02x}"),
                 })
                 .collect();
-            let (method, path) = match kind % 6 {
-                0 => ("POST", "/admin/dlq/redrive".to_owned()),
-                1 => ("GET", format!("/admin/dlq?{query}")),
-                2 => ("GET", format!("/admin/dlq/groups?{query}")),
-                3 => ("POST", format!("/admin/dlq/{query}/redrive")),
-                4 => ("DELETE", format!("/admin/dlq/{query}")),
-                _ => ("GET", format!("/admin/dlq/{query}")),
+            let (method, path) = match kind {
+                0 => ("POST", "/dlq/redrive".to_owned()),
+                1 => ("GET", format!("/dlq?{query}")),
+                2 => ("GET", format!("/dlq/groups?{query}")),
+                3 => ("POST", format!("/dlq/{query}/redrive")),
+                4 => ("DELETE", format!("/dlq/{query}")),
+                6 => ("POST", "/control/pause".to_owned()),
+                7 => ("POST", "/control/resume".to_owned()),
+                8 => ("POST", "/control/limit".to_owned()),
+                9 => ("POST", "/control/override".to_owned()),
+                10 => ("GET", format!("/control/audit?{query}")),
+                _ => ("GET", format!("/dlq/{query}")),
             };
             let request = Request::builder()
                 .method(method)

@@ -1,8 +1,10 @@
-//! The admin HTTP API (feature `admin`): dead letters and tasks in Postgres as JSON, behind a token.
+//! The admin HTTP API (feature `admin`): dead letters, tasks in Postgres and what operators change at run time as JSON,
+//! behind a token.
 //!
 //! [`router`] returns an axum router to nest in any app; `tierline serve` serves it alone. `openapi.json`
 //! describes the API, from the same list of routes as the router.
 
+mod control;
 mod dlq;
 mod openapi;
 mod problem;
@@ -23,7 +25,9 @@ use tokio::sync::Semaphore;
 pub use openapi::description;
 pub use token::Token;
 
+use crate::control::Control;
 use crate::dead::DeadLetters;
+use crate::{Error, Tierline};
 use problem::Problem;
 
 /// The largest request body, in bytes.
@@ -36,31 +40,38 @@ const NOBODY: &str = "admin API";
 /// The state that all handlers share.
 #[derive(Clone)]
 struct AdminState {
+    app: Tierline,
     letters: DeadLetters,
+    control: Control,
     bulks: Arc<Semaphore>,
 }
 
-/// The admin API. Every request must carry `Authorization: Bearer` and the token.
+/// The admin API of an app. Every request must carry `Authorization: Bearer` and the token.
 ///
 /// ```no_run
 /// # fn example(app: tierline::Tierline) -> Result<axum::Router, tierline::Error> {
 /// use tierline::admin::{Token, router};
 ///
 /// let token = Token::new(std::env::var("ADMIN_TOKEN").unwrap_or_default())?;
-/// let admin = router(app.dead_letters()?, token);
+/// let admin = router(&app, token)?;
 /// let my_app = axum::Router::new().nest("/admin", admin);
 /// # Ok(my_app) }
 /// ```
-pub fn router(letters: DeadLetters, token: Token) -> Router {
+///
+/// # Errors
+/// [`DatabaseError::NotConfigured`](crate::error::DatabaseError::NotConfigured) where the app has no database.
+pub fn router(app: &Tierline, token: Token) -> Result<Router, Error> {
     let admin = AdminState {
-        letters,
+        app: app.clone(),
+        letters: app.dead_letters()?,
+        control: app.control()?,
         bulks: Arc::new(Semaphore::new(MAX_BULK_REDRIVES)),
     };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(route.path, route.answer);
     }
-    router
+    let router = router
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no endpoint has this path"))
         .method_not_allowed_fallback(async || {
             let detail = "the endpoint at this path does not support this method";
@@ -70,7 +81,8 @@ pub fn router(letters: DeadLetters, token: Token) -> Router {
         // The outermost layer: a request without the token is refused before anything else runs.
         .layer(middleware::from_fn_with_state(token, token::check))
         .layer(middleware::map_response(protect))
-        .with_state(admin)
+        .with_state(admin);
+    Ok(router)
 }
 
 /// A path and its handler. A test checks that the description has the same paths.
@@ -93,6 +105,16 @@ fn routes() -> Vec<Route> {
         route("/dlq/{id}", get(dlq::show).merge(delete(dlq::discard))),
         route("/dlq/{id}/redrive", post(dlq::redrive)),
         route("/tasks/{id}/escalate", post(tasks::escalate)),
+        route("/control", get(control::list)),
+        route("/control/pause", post(control::pause)),
+        route("/control/resume", post(control::resume)),
+        route("/control/limit", post(control::limit)),
+        route("/control/unlimit", post(control::unlimit)),
+        route("/control/override", post(control::override_tasks)),
+        route("/control/end-override", post(control::end_override)),
+        route("/control/processes", get(control::processes)),
+        route("/control/audit", get(control::audit)),
+        route("/control/scaling", get(control::scaling)),
         route("/openapi.json", get(async || Json(description()))),
     ]
 }

@@ -1,5 +1,7 @@
 //! The OpenAPI description, for people and for client generators.
 
+mod control;
+
 use serde_json::{Value, json};
 
 use crate::dead::{Filter, Page, Reason, RedriveOutcome, State, TIME_PATTERN, UNROUTED};
@@ -13,16 +15,24 @@ pub fn description() -> Value {
         "info": {
             "title": "tierline admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Read, group, redrive and discard dead letters; escalate tasks in Postgres.",
+            "description": "Read, group, redrive and discard dead letters; escalate tasks in Postgres; pause, limit and override tiers and tasks while the app runs.",
         },
         "servers": [{ "url": "/admin" }],
         "security": [{ "token": [] }],
-        "paths": paths(),
+        "paths": joined(paths(), control::paths()),
         "components": {
             "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
-            "schemas": schemas(),
+            "schemas": joined(schemas(), control::schemas()),
         },
     })
+}
+
+/// An object with the fields of both.
+fn joined(mut object: Value, other: Value) -> Value {
+    if let (Some(object), Value::Object(other)) = (object.as_object_mut(), other) {
+        object.extend(other);
+    }
+    object
 }
 
 /// A text that Postgres can store.
@@ -117,8 +127,11 @@ fn operation(
     for (status, description) in [
         ("400", "the request is invalid"),
         ("401", "the token is missing or wrong"),
-        ("404", "no row or task has this id"),
-        ("409", "the state of the row or task does not allow this"),
+        ("404", "nothing has this id or name"),
+        (
+            "409",
+            "the state of the row, the task or the app does not allow this",
+        ),
         ("413", "the body is too large"),
         ("429", "the limit of concurrent bulk redrives is reached"),
         ("503", "the database or the broker does not answer"),

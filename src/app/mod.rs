@@ -306,7 +306,7 @@ impl Tierline {
             topology: self.topology(),
             database,
             publisher: &self.publisher,
-            snapshot: &self.work.controls.now(),
+            controls: &self.work.controls,
         })
         .await
     }

@@ -10,9 +10,9 @@ use serde_json::json;
 use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
 use super::overriding::rows::note_of_end;
-use super::table::{Reason, begin, end, lock, snapshot_of};
+use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
 use crate::Error;
-use crate::error::{ControlError, DatabaseError};
+use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -41,6 +41,14 @@ pub(super) enum Kind {
     Begin(Setting),
     /// With the kind of setting that ends.
     End(&'static str),
+}
+
+/// What a change did in the database.
+struct Stored {
+    before: Option<ControlEntry>,
+    after: Option<ControlEntry>,
+    /// What else is in force, for what was resumed.
+    others: Vec<ControlEntry>,
 }
 
 /// A change that was made.
@@ -98,7 +106,11 @@ impl Change {
     async fn run(self) -> Result<Changed, Error> {
         self.unreadable.check()?;
         self.check()?;
-        let (before, after) = match self.store().await {
+        let Stored {
+            before,
+            after,
+            others,
+        } = match self.store().await {
             // An app whose tiers are all on the broker may have no tables yet.
             Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
                 self.control.database.migrate().await?;
@@ -118,14 +130,12 @@ impl Change {
             }
             Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
             Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
+            Kind::End("pause") => self.notes_of_resume(&others),
             _ => Vec::new(),
         };
         if after.is_none() && before.is_none() {
-            notes.push(format!(
-                "{} was not {}",
-                self.target,
-                self.kind.participle()
-            ));
+            let note = format!("{} was not {}", self.target, self.kind.participle());
+            notes.insert(0, note);
         }
         Ok(Changed {
             before,
@@ -134,8 +144,7 @@ impl Change {
         })
     }
 
-    /// Makes the change. Returns what was in force, and what is.
-    async fn store(&self) -> Result<(Option<ControlEntry>, Option<ControlEntry>), Error> {
+    async fn store(&self) -> Result<Stored, Error> {
         let database = &self.control.database;
         let changing = async {
             let mut connection = database.pool().acquire().await?;
@@ -169,8 +178,16 @@ impl Change {
                 };
                 record(&mut transaction, &action).await?;
             }
+            let others = match self.kind {
+                Kind::End("pause") => in_force(&mut transaction, app).await?,
+                _ => Vec::new(),
+            };
             transaction.commit().await?;
-            Ok((before, after))
+            Ok(Stored {
+                before,
+                after,
+                others,
+            })
         };
         let tried = format!("{} {:?}", self.words(), self.target.name());
         database.within(STATEMENT_LIMIT, &tried, changing).await
@@ -179,7 +196,10 @@ impl Change {
     /// Refuses what the map does not have, and times that make no sense.
     fn check(&self) -> Result<(), Error> {
         if let Some(problem) = check_length(self.length) {
-            return Err(self.refused(problem));
+            return Err(self.invalid(problem));
+        }
+        if self.target.name().contains('\0') {
+            return Err(self.invalid("a name has no NUL in it".to_owned()));
         }
         // What is in force for a name that the map has lost can be ended.
         if let Kind::End(_) = self.kind {
@@ -195,26 +215,21 @@ impl Change {
                 .map(|it| it.name.as_str())
                 .collect(),
             Target::Task(_) => topology.tasks().iter().map(|it| it.name.as_str()).collect(),
-            Target::Prefix(prefix) => {
-                let mut tasks = topology.tasks().iter();
-                return match tasks.any(|task| task.name.starts_with(prefix.as_str())) {
-                    true => Ok(()),
-                    false => {
-                        Err(self.refused(format!("no task of the map begins with {prefix:?}")))
-                    }
-                };
-            }
+            // Only an override is about a prefix, and checks it itself.
+            Target::Prefix(_) => return Ok(()),
         };
         if names.contains(&name) {
             return Ok(());
         }
-        Err(Error::Control(ControlError::Unknown {
-            tried: self.words().into(),
-            what: self.target.kind(),
-            name: name.into(),
-            near: near_miss(name, names.iter().copied()).map(Into::into),
-            app: topology.app().into(),
-        }))
+        Err(Error::Control(ControlError::Unknown(Box::new(
+            UnknownName {
+                tried: self.words().into(),
+                what: self.target.kind(),
+                name: name.into(),
+                near: near_miss(name, names.iter().copied()).map(Into::into),
+                app: topology.app().into(),
+            },
+        ))))
     }
 
     /// How many rows stay in the tier to which an override led that has ended.
@@ -248,6 +263,30 @@ impl Change {
                 "the broker goes on to dead-letter what waits in the queue of tier {name} for longer than its ttl of {ttl}"
             ))
         });
+        notes.collect()
+    }
+
+    /// The other pauses that keep what was resumed, or a part of it, from starting.
+    fn notes_of_resume(&self, others: &[ControlEntry]) -> Vec<String> {
+        let topology = &self.control.topology;
+        let tiers: Vec<&str> = self.tiers().iter().map(|it| it.name.as_str()).collect();
+        let is_related = |target: &Target| match target {
+            Target::Tier(tier) => tiers.contains(&tier.as_str()),
+            Target::Group(group) => topology
+                .group(group)
+                .is_some_and(|it| it.tiers.iter().any(|tier| tiers.contains(&tier.as_str()))),
+            Target::Task(task) => topology
+                .task(task)
+                .is_some_and(|it| tiers.contains(&it.tier.as_str())),
+            Target::Prefix(_) => false,
+        };
+        let is_sibling =
+            |target: &Target| matches!((target, &self.target), (Target::Task(_), Target::Task(_)));
+        let paused = others
+            .iter()
+            .filter(|it| it.setting == Setting::Pause && is_related(&it.target))
+            .filter(|it| !is_sibling(&it.target));
+        let notes = paused.map(|it| format!("{} is still paused, by {}", it.target, it.who));
         notes.collect()
     }
 
@@ -300,8 +339,8 @@ impl Change {
             .collect()
     }
 
-    pub(super) fn refused(&self, problem: String) -> Error {
-        Error::Control(ControlError::Refused {
+    pub(super) fn invalid(&self, problem: String) -> Error {
+        Error::Control(ControlError::Invalid {
             tried: format!("{} {:?}", self.words(), self.target.name()).into(),
             problem: problem.into(),
         })

@@ -75,7 +75,7 @@ fn findings(topology: &Topology, processes: &[Process], entry: &ControlEntry) ->
     let mut findings = vec![finding(
         Severity::Note,
         in_words(entry, tier.as_deref(), *priority),
-        "when it is not needed any more, end it (Control::end_override_task, end_override_prefix)",
+        "when it is not needed any more, end it: `tierline control end-override`",
     )];
     let tasks = topology.tasks().iter().map(|task| task.name.as_str());
     let tasks: Vec<&str> = tasks.filter(|task| target.has(task)).collect();

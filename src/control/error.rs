@@ -5,27 +5,19 @@ use crate::error::ErrorKind;
 #[non_exhaustive]
 pub enum ControlError {
     /// The map has no tier, group or task of this name.
-    #[error(
-        "cannot {tried}: the map has no {what} {name:?}; {}",
-        match near {
-            Some(near) => format!("did you mean {near:?}?"),
-            None => format!("look at the names in the map of {app:?}"),
-        }
-    )]
-    Unknown {
+    #[error(transparent)]
+    Unknown(Box<UnknownName>),
+
+    /// The change makes no sense, whatever the map and the app are like.
+    #[error("cannot {tried}: {problem}")]
+    Invalid {
         /// What was tried.
         tried: Box<str>,
-        /// `tier`, `group` or `task`.
-        what: &'static str,
-        /// The name that was given.
-        name: Box<str>,
-        /// One of nearly that name.
-        near: Option<Box<str>>,
-        /// The app.
-        app: Box<str>,
+        /// What is wrong with it.
+        problem: Box<str>,
     },
 
-    /// The change cannot be made.
+    /// The change cannot be made in this app, or not now.
     #[error("cannot {tried}: {problem}")]
     Refused {
         /// What was tried.
@@ -35,10 +27,34 @@ pub enum ControlError {
     },
 }
 
+/// A name that the map does not have.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot {tried}: the map has no {what} {name:?}; {}",
+    match near {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("look at the names in the map of {app:?}"),
+    }
+)]
+#[non_exhaustive]
+pub struct UnknownName {
+    /// What was tried.
+    pub tried: Box<str>,
+    /// `tier`, `group`, `task`, or `task that begins with`.
+    pub what: &'static str,
+    /// The name that was given.
+    pub name: Box<str>,
+    /// One of nearly that name.
+    pub near: Option<Box<str>>,
+    /// The app.
+    pub app: Box<str>,
+}
+
 impl ControlError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            ControlError::Unknown { .. } => ErrorKind::NotFound,
+            ControlError::Unknown(_) => ErrorKind::NotFound,
+            ControlError::Invalid { .. } => ErrorKind::Invalid,
             ControlError::Refused { .. } => ErrorKind::Conflict,
         }
     }

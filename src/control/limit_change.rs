@@ -81,7 +81,7 @@ impl LimitChange {
     async fn run(self) -> Result<Changed, Error> {
         let limit = self.limit();
         let mut change = self.change;
-        let limit = limit.map_err(|problem| change.refused(problem))?;
+        let limit = limit.map_err(|problem| change.invalid(problem))?;
         change.kind = Kind::Begin(Setting::Limit(limit));
         change.await
     }

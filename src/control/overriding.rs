@@ -22,7 +22,7 @@ use super::process::processes;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of, tiers_of_overrides};
 use crate::Error;
 use crate::backlog::add_backlogs;
-use crate::error::{ControlError, DatabaseError};
+use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
@@ -123,7 +123,7 @@ impl Overriding {
     async fn run(self) -> Result<Overridden, Error> {
         self.unreadable.check()?;
         if let Some(problem) = check_length(self.length) {
-            return Err(self.refused(problem));
+            return Err(self.invalid(problem));
         }
         self.check_names()?;
         self.check_tier()?;
@@ -144,7 +144,6 @@ impl Overriding {
         let moved = self.move_rows(&mut rows, &mut notes).await;
         let waiting = self.waiting(&rows, &mut notes).await;
         notes.extend(self.notes_of_priority());
-        notes.extend(self.notes_of_keys());
         notes.extend(self.notes_of_length());
         Ok(Overridden {
             before,
@@ -178,13 +177,13 @@ impl Overriding {
     fn check_names(&self) -> Result<(), Error> {
         let topology = &self.control.topology;
         if self.targets.is_empty() || self.targets.len() > MOST_NAMES {
-            return Err(self.refused(format!(
+            return Err(self.invalid(format!(
                 "a list has 1 to {MOST_NAMES} names, and this one has {}; a prefix has any number",
                 self.targets.len()
             )));
         }
         if self.targets.contains(&Target::Prefix(String::new())) {
-            return Err(self.refused(
+            return Err(self.invalid(
                 "the prefix is empty, which would override every task; name the tasks, or a prefix of them".to_owned(),
             ));
         }
@@ -193,10 +192,10 @@ impl Overriding {
             return Ok(());
         };
         let name = unknown.name();
-        if let Target::Prefix(_) = unknown {
-            return Err(self.refused(format!("no task of the map begins with {name:?}")));
-        }
         let names = topology.tasks().iter().map(|task| task.name.as_str());
+        if let Target::Prefix(_) = unknown {
+            return Err(self.unknown("task that begins with", name, names.flat_map(prefixes)));
+        }
         Err(self.unknown("task", name, names))
     }
 
@@ -205,7 +204,7 @@ impl Overriding {
         let topology = &self.control.topology;
         if self.tier.is_none() && self.priority.is_none() {
             let problem = "neither a tier nor a priority was given; give one of them, or both";
-            return Err(self.refused(problem.to_owned()));
+            return Err(self.invalid(problem.to_owned()));
         }
         if let Some(name) = &self.tier
             && topology.tier(name).is_none()
@@ -408,25 +407,6 @@ impl Overriding {
         ))
     }
 
-    /// Each tier counts the runs of a key by itself.
-    fn notes_of_keys(&self) -> Option<String> {
-        let has_keys = |task: &&MappedTask| {
-            let limit = task.limit.as_ref();
-            limit.is_some_and(|limit| limit.per.is_some()) && self.tier.as_ref() != Some(&task.tier)
-        };
-        let tasks: Vec<&str> = self
-            .tasks()
-            .filter(has_keys)
-            .map(|task| task.name.as_str())
-            .collect();
-        (self.tier.is_some() && !tasks.is_empty()).then(|| {
-            format!(
-                "while tasks of both tiers run, as many of each key may run in each: {}",
-                listed(&tasks)
-            )
-        })
-    }
-
     /// Rows that move are not counted against the `max_length` of their new tier.
     fn notes_of_length(&self) -> Option<String> {
         let tier = self.control.topology.tier(self.tier.as_ref()?)?;
@@ -449,12 +429,19 @@ impl Overriding {
         name: &str,
         names: impl Iterator<Item = &'n str> + Clone,
     ) -> Error {
-        Error::Control(ControlError::Unknown {
+        Error::Control(ControlError::Unknown(Box::new(UnknownName {
             tried: self.tried().into(),
             what,
             name: name.into(),
             near: near_miss(name, names).map(Into::into),
             app: self.control.topology.app().into(),
+        })))
+    }
+
+    fn invalid(&self, problem: String) -> Error {
+        Error::Control(ControlError::Invalid {
+            tried: self.tried().into(),
+            problem: problem.into(),
         })
     }
 
@@ -493,4 +480,9 @@ struct Stored {
     after: Vec<ControlEntry>,
     rows: Vec<RowsToMove>,
     notes: Vec<String>,
+}
+
+/// The beginnings of a name that end with a dot: `mail.` and `mail.news.` of `mail.news.weekly`.
+fn prefixes(name: &str) -> impl Iterator<Item = &str> + Clone {
+    name.match_indices('.').map(|(dot, _)| &name[..=dot])
 }

@@ -18,7 +18,7 @@ pub use crate::backlog::error::BacklogError;
 #[cfg(feature = "postgres")]
 pub use crate::completion::error::TransactionError;
 #[cfg(feature = "postgres")]
-pub use crate::control::error::ControlError;
+pub use crate::control::error::{ControlError, UnknownName};
 #[cfg(feature = "postgres")]
 pub use crate::dead::error::DeadLetterError;
 #[cfg(feature = "postgres")]

@@ -97,6 +97,9 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
     errors.extend::<[(Error, ErrorKind, bool, Option<Stored>); _]>([
         (DatabaseError::InvalidUrl { problem: t() }.into(), Invalid, false, None),
         (DatabaseError::NotConfigured { tried: t() }.into(), Configuration, false, None),
+        (ControlError::Unknown(Box::new(UnknownName { tried: t(), what: "tier", name: t(), near: None, app: t() })).into(), NotFound, false, None),
+        (ControlError::Invalid { tried: t(), problem: t() }.into(), Invalid, false, None),
+        (ControlError::Refused { tried: t(), problem: t() }.into(), Conflict, false, None),
         (DatabaseError::Unreachable { tried: t(), cause: t(), source: source() }.into(), Connection, true, None),
         (DatabaseError::LoginRefused { tried: t(), cause: t() }.into(), Permission, false, None),
         (DatabaseError::Failed { tried: t(), cause: t(), source: source() }.into(), Connection, true, None),

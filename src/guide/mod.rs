@@ -1,4 +1,4 @@
-//! The guide: a page for each question.
+//! The guide: a page for each question. Every block of Rust in it, and so every map, is a test of this crate.
 //!
 //! | page | the question |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [the outbox](the_outbox) | How do I publish with my own rows, or not at all? |
 //! | [relay] | Workers do not have the publishers' database. Who takes its rows? |
 //! | [aging and escalation](aging_and_escalation) | A task has waited for too long. What now? |
+//! | [at run time](at_run_time) | It is 2 a.m. What can I change without a deploy? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [effectively once](effectively_once) | How do I write to Postgres once, however often a task runs? |
@@ -46,6 +47,10 @@ pub mod relay {}
 #[cfg(feature = "postgres")]
 #[doc = include_str!("aging_and_escalation.md")]
 pub mod aging_and_escalation {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("at_run_time.md")]
+pub mod at_run_time {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}

@@ -1,6 +1,7 @@
 //! Reads what the formula needs, in a bounded time.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -11,7 +12,7 @@ use super::{GroupScaling, TierScaling};
 use crate::Error;
 use crate::amqp::QueueState;
 use crate::backlog::count_startable;
-use crate::control::{Control, Process, Snapshot};
+use crate::control::{Control, KnownControls, Process, Snapshot};
 use crate::postgres::Database;
 use crate::publish::Publisher;
 use crate::rollup::{Arrivals, Rollups};
@@ -27,7 +28,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) topology: &'a Topology,
     pub(crate) database: &'a Database,
     pub(crate) publisher: &'a Publisher,
-    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) controls: &'a KnownControls,
 }
 
 /// What was read.
@@ -39,6 +40,7 @@ struct Known {
     rows: HashMap<String, u64>,
     /// By tier on the broker; `None`: it did not answer.
     queues: HashMap<String, Option<u64>>,
+    snapshot: Arc<Snapshot>,
 }
 
 /// The figures of all groups.
@@ -50,14 +52,24 @@ pub(crate) async fn scaling(sources: Sources<'_>) -> Result<Vec<GroupScaling>, E
 
 impl Sources<'_> {
     async fn read(&self) -> Result<Known, Error> {
-        let (database, queues) = tokio::join!(timeout(LIMIT, self.read_database()), self.queues());
+        let (database, queues, ()) = tokio::join!(
+            timeout(LIMIT, self.read_database()),
+            self.queues(),
+            // An app that has just started does not know yet what is paused.
+            self.controls.wait_until_known(Instant::now() + LIMIT),
+        );
         let tried = "compute how many slots are wanted";
         let unanswered = || {
             let silent = format!("no answer within {LIMIT:?}").into();
             self.database.interrupted(tried, silent)
         };
         let known = database.map_err(|_| unanswered())??;
-        Ok(Known { queues, ..known })
+        let snapshot = self.controls.now();
+        Ok(Known {
+            queues,
+            snapshot,
+            ..known
+        })
     }
 
     async fn read_database(&self) -> Result<Known, Error> {
@@ -82,6 +94,7 @@ impl Sources<'_> {
             arrivals,
             rows,
             queues: HashMap::new(),
+            snapshot: Arc::default(),
         })
     }
 
@@ -138,19 +151,20 @@ impl Sources<'_> {
         let queued = known.queues.get(&tier.name).copied();
         let backlog = rows.min(MOST_ROWS) + queued.flatten().unwrap_or_default();
         let arrivals = known.arrivals.iter().filter(|it| it.tier == tier.name);
-        let is_task_paused = |task: &str| self.snapshot.paused_tasks().any(|it| it == task);
+        let is_task_paused = |task: &str| known.snapshot.paused_tasks().any(|it| it == task);
         let arrivals = arrivals.filter(|it| !is_task_paused(&it.task)).map(|it| {
-            let limit = of_app(self.snapshot.limit_of_task(&it.task));
+            let limit = of_app(known.snapshot.limit_of_task(&it.task));
             let rate = limit.and_then(|limit| limit.rate);
             rate.map_or(it.per_second, |rate| it.per_second.min(rate.per_second()))
         });
-        let limit = of_app(self.snapshot.limit_of_tier(&tier.name));
+        let limit = of_app(known.snapshot.limit_of_tier(&tier.name));
         let demand = Demand {
-            arrivals_per_second: arrivals.sum::<f64>().max(0.0),
+            // The sum of nothing would be -0.0.
+            arrivals_per_second: arrivals.fold(0.0, |sum, it| sum + it).max(0.0),
             backlog,
             mean_run: known.runs.get(&tier.name).copied(),
             slo: tier.slo.unwrap_or(DEFAULT_SLO),
-            is_paused: self.snapshot.is_paused(&group.name, &tier.name),
+            is_paused: known.snapshot.is_paused(&group.name, &tier.name),
             rate: limit
                 .and_then(|limit| limit.rate)
                 .map(|rate| rate.per_second()),

@@ -79,7 +79,7 @@ impl Shop {
         let letters = app.dead_letters().unwrap();
         until(async || letters.count(&Filter::default()).await.unwrap() == count as u64).await;
         collecting.abort();
-        let admin = router(letters.clone(), Token::new(TOKEN).unwrap());
+        let admin = router(&app, Token::new(TOKEN).unwrap()).unwrap();
         Self {
             admin: Router::new().nest("/admin", admin),
             letters,
@@ -255,6 +255,9 @@ async fn nobody_without_the_token_learns_or_changes_anything() {
             ("GET", "/admin/nothing".to_owned()),
             ("POST", format!("/admin/dlq/{id}/redrive")),
             ("DELETE", format!("/admin/dlq/{id}")),
+            ("GET", "/admin/control".to_owned()),
+            ("GET", "/admin/control/scaling".to_owned()),
+            ("POST", "/admin/control/pause".to_owned()),
         ] {
             let mut request = Request::builder().method(method).uri(&path);
             if let Some(given) = given {
@@ -421,8 +424,12 @@ async fn nonsense_is_answered_clearly_and_changes_nothing() {
 async fn a_database_that_is_away_is_said_without_where_it_is() {
     let topology = Topology::parse(MAP).unwrap();
     let away = "postgres://ada:secret@127.0.0.1:1/hotel";
-    let letters = DeadLetters::without_broker(topology, tierline::Database::new(away).unwrap());
-    let admin = router(letters, Token::new(TOKEN).unwrap());
+    let app = Tierline::builder(topology)
+        .amqp("amqp://127.0.0.1:1")
+        .postgres(away)
+        .connect_lazy()
+        .unwrap();
+    let admin = router(&app, Token::new(TOKEN).unwrap()).unwrap();
     let request = Request::builder()
         .uri("/dlq")
         .header(header::AUTHORIZATION, format!("Bearer {TOKEN}"))

@@ -29,13 +29,22 @@ const MAP: &str = r#"
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A server with dead letters, and what it says of itself.
-struct Described {
+pub(crate) struct Described {
     admin: Router,
     description: Value,
     _servers: (Vhost, Database, Tierline),
 }
 
 impl Described {
+    /// Of this app.
+    pub(crate) fn of(app: Tierline, vhost: Vhost, database: Database) -> Self {
+        Self {
+            admin: router(&app, Token::new(TOKEN).unwrap()).unwrap(),
+            description: description(),
+            _servers: (vhost, database, app),
+        }
+    }
+
     /// With so many dead letters.
     async fn with(count: u32) -> Self {
         let (vhost, database) = tokio::join!(vhost(), database());
@@ -64,20 +73,20 @@ impl Described {
             collected.acquire_many(count).await.unwrap().forget();
         };
         app.work(["all"]).until(all).await.unwrap();
-        let token = Token::new(TOKEN).unwrap();
-        Self {
-            admin: router(app.dead_letters().unwrap(), token),
-            description: description(),
-            _servers: (vhost, database, app),
-        }
+        Self::of(app, vhost, database)
     }
 
-    async fn call(&self, operation: &Operation, path: &str, body: Option<&Value>) -> StatusCode {
+    pub(crate) async fn call(
+        &self,
+        operation: &Operation,
+        path: &str,
+        body: Option<&Value>,
+    ) -> StatusCode {
         self.ask(operation, path, body).await.0
     }
 
     /// Sends a request, and holds the answer against what the description says of the operation.
-    async fn ask(
+    pub(crate) async fn ask(
         &self,
         operation: &Operation,
         path: &str,
@@ -108,7 +117,7 @@ impl Described {
     }
 
     /// Whether a value is of a schema of the description.
-    fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
+    pub(crate) fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
         let mut schema = schema.clone();
         // Where its references lead.
         schema["components"] = self.description["components"].clone();
@@ -129,7 +138,7 @@ impl Described {
         operations.collect()
     }
 
-    fn operation(&self, method: &str, path: &str) -> Operation {
+    pub(crate) fn operation(&self, method: &str, path: &str) -> Operation {
         let mut operations = self.operations().into_iter();
         operations
             .find(|operation| operation.method == method && operation.path == path)
@@ -138,7 +147,7 @@ impl Described {
 }
 
 /// A method of a path.
-struct Operation {
+pub(crate) struct Operation {
     path: String,
     method: String,
     content: Value,
@@ -165,7 +174,7 @@ impl Operation {
     }
 
     /// The schema of its body, and the examples of it.
-    fn body(&self) -> Option<(&Value, Vec<&Value>)> {
+    pub(crate) fn body(&self) -> Option<(&Value, Vec<&Value>)> {
         let body = self.content["requestBody"]["content"].as_object()?;
         let body = &body["application/json"];
         let examples = body["examples"].as_object().unwrap().values();

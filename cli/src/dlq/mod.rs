@@ -1,5 +1,6 @@
 //! `tierline dlq …`: each subcommand is a call into the library.
 
+pub(crate) mod arguments;
 pub(crate) mod confirm;
 mod show;
 
@@ -7,12 +8,13 @@ use serde_json::json;
 use tierline::dead::{Canary, DeadLetters, Filter, Operation, OperationState, Page};
 use tierline::{Error, Topology};
 
-use crate::arguments::{self, Dlq, read_duration};
+use crate::arguments::{Database, read_duration};
 use crate::connect::builder;
 use crate::output::{Failure, Output};
+use arguments::Dlq;
 use confirm::{Bar, confirm};
 
-pub(crate) async fn migrate(database: &arguments::Database) -> Result<Output, Failure> {
+pub(crate) async fn migrate(database: &Database) -> Result<Output, Failure> {
     let database = database.open()?;
     let migrated = database.migrate().await;
     database.close().await;
@@ -32,11 +34,7 @@ pub(crate) async fn run(command: Dlq) -> Result<Output, Failure> {
 }
 
 /// The subcommands that only read.
-async fn read(
-    command: Dlq,
-    topology: Topology,
-    database: &arguments::Database,
-) -> Result<Output, Failure> {
+async fn read(command: Dlq, topology: Topology, database: &Database) -> Result<Output, Failure> {
     let letters = DeadLetters::without_broker(topology, database.open()?);
     match command {
         Dlq::List {
@@ -137,11 +135,7 @@ async fn redrive(command: Dlq, topology: Topology) -> Result<Output, Failure> {
     Ok(ended(&bulk.run().await?))
 }
 
-async fn remove(
-    command: Dlq,
-    topology: Topology,
-    database: &arguments::Database,
-) -> Result<Output, Failure> {
+async fn remove(command: Dlq, topology: Topology, database: &Database) -> Result<Output, Failure> {
     let letters = DeadLetters::without_broker(topology, database.open()?);
     match command {
         Dlq::Discard {

@@ -8,6 +8,7 @@ use tierline::backlog::{
 };
 use tierline::{TaskId, Topology};
 
+use crate::audit::audit;
 use crate::dlq::confirm::confirm_change;
 use crate::output::{self, Failure, Output};
 use crate::table::table;
@@ -88,24 +89,7 @@ pub(crate) async fn run(command: Tasks) -> Result<Output, Failure> {
         }
         Tasks::Audit { limit, before, .. } => {
             let entries = backlog.audit_log(before, limit).await?;
-            let rows: Vec<Vec<String>> = entries
-                .iter()
-                .map(|entry| {
-                    vec![
-                        entry.id.to_string(),
-                        time(&json!(entry)["at"]),
-                        entry.who.clone(),
-                        entry.action.clone(),
-                        entry.subject.to_string(),
-                        entry.why.clone(),
-                    ]
-                })
-                .collect();
-            let text = match rows.is_empty() {
-                true => "there are no entries".to_owned(),
-                false => table(&["NUMBER", "AT", "WHO", "WHAT", "OF", "WHY"], &rows),
-            };
-            Ok(Output::well(text, json!({ "entries": entries })))
+            Ok(audit(&entries))
         }
     }
 }

@@ -45,6 +45,9 @@ const WITH_DATABASE: &[&[&str]] = &[
     &["dlq", "purge", HOTEL],
     &["schedule", "list", HOTEL],
     &["schedule", "next", HOTEL],
+    &["control", "list", HOTEL],
+    &["control", "processes", HOTEL],
+    &["control", "audit", HOTEL],
 ];
 
 #[test]

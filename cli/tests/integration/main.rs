@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod command;
+mod control;
 mod dlq;
 mod exit_codes;
 mod postgres_tiers;

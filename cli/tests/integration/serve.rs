@@ -19,20 +19,33 @@ const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A server in a process of its own.
-struct Serving {
+pub(crate) struct Serving {
     process: Child,
     address: SocketAddr,
-    _servers: (Vhost, Database),
+    _servers: Option<(Vhost, Database)>,
 }
 
 impl Serving {
     async fn begin(grace: &str) -> Self {
         let (vhost, database) = tokio::join!(vhost(), database());
+        let serving = Self::start(HOTEL, grace, vhost.amqp_url(), database.url()).await;
+        Self {
+            _servers: Some((vhost, database)),
+            ..serving
+        }
+    }
+
+    /// The API of the app of a file.
+    pub(crate) async fn of(file: &str, amqp: &str, postgres: &str) -> Self {
+        Self::start(file, "1h", amqp, postgres).await
+    }
+
+    async fn start(file: &str, grace: &str, amqp: &str, postgres: &str) -> Self {
         let tierline = || {
             let mut command = Command::new(env!("CARGO_BIN_EXE_tierline"));
             command
-                .env("AMQP_URL", vhost.amqp_url())
-                .env("DATABASE_URL", database.url())
+                .env("AMQP_URL", amqp)
+                .env("DATABASE_URL", postgres)
                 .env("TIERLINE_ADMIN_TOKEN", TOKEN)
                 .stderr(Stdio::piped())
                 .kill_on_drop(true);
@@ -40,7 +53,7 @@ impl Serving {
         };
         let migrated = tierline().arg("migrate").output().await.unwrap();
         assert!(migrated.status.success());
-        let serve = ["serve", HOTEL, "--listen", "127.0.0.1:0", "--grace", grace];
+        let serve = ["serve", file, "--listen", "127.0.0.1:0", "--grace", grace];
         let mut process = tierline().args(serve).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let line = timeout(PATIENCE, lines.next_line()).await.unwrap();
@@ -53,7 +66,7 @@ impl Serving {
         Self {
             process,
             address: address.parse().unwrap(),
-            _servers: (vhost, database),
+            _servers: None,
         }
     }
 
@@ -71,6 +84,30 @@ impl Serving {
         timeout(PATIENCE, reading).await.unwrap().unwrap();
         assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
         stream
+    }
+
+    /// A request, and the JSON of its answer.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: &str) -> serde_json::Value {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nhost: {}\r\nauthorization: Bearer {TOKEN}\r\n\
+             content-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let reading = stream.read_to_string(&mut answer);
+        timeout(PATIENCE, reading).await.unwrap().unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.0 200"), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Ends it with a signal, and gives its exit code.
+    pub(crate) async fn terminated(self) -> i32 {
+        self.signal("TERM").await;
+        self.end().await
     }
 
     async fn signal(&self, name: &str) {

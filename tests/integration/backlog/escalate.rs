@@ -253,8 +253,7 @@ async fn post(admin: &Router, path: &str, body: &Value, token: &str) -> (StatusC
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_are_escalated_by_http() {
     let shop = Shop::open(MAP, Registry::new()).await;
-    let letters = shop.app.dead_letters().unwrap();
-    let admin = router(letters, Token::new(TOKEN).unwrap());
+    let admin = router(&shop.app, Token::new(TOKEN).unwrap()).unwrap();
     let publish = shop.app.publish(Ship { order: 1 }).id("a/b").delay("1h");
     publish.await.unwrap();
     let path = "/tasks/a%2Fb/escalate";

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tierline::control::{Control, Overriding, Setting, Target};
 use tierline::dead::{Filter, Page};
-use tierline::error::ControlError;
 use tierline::task::PublishRequest;
 use tierline::{Builder, Context, Error, Outcome, Registry, Task, TaskError, Tierline, Topology};
 use tierline_testbed::{Database, Vhost, database, vhost};
@@ -237,9 +236,7 @@ async fn tier_of(app: &Tierline, task: &str) -> String {
 
 async fn refusal(overriding: Overriding) -> String {
     match overriding.await.unwrap_err() {
-        Error::Control(error @ (ControlError::Unknown { .. } | ControlError::Refused { .. })) => {
-            error.to_string()
-        }
+        Error::Control(error) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -556,8 +553,8 @@ async fn rows_move_in_their_order_and_what_waits_in_a_queue_stays() {
     let backlog = shop.app.backlog().unwrap();
     backlog.escalate(&escalated, "idle").await.unwrap();
     // Two are paused, one of which is the first of its lane.
-    let park = "WITH lane AS (INSERT INTO tierline.lanes (backlog, task, key, rank, turn) \
-                    SELECT id, 'report.send', '', -1, now() FROM tierline.backlogs WHERE tier = 'rows' RETURNING *) \
+    let park = "WITH lane AS (INSERT INTO tierline.lanes (backlog, task, key, counted, rank, turn) \
+                    SELECT id, 'report.send', '', 0, -1, now() FROM tierline.backlogs WHERE tier = 'rows' RETURNING *) \
                 INSERT INTO tierline.parked (id, lane, due_at, backlog, rank, task, payload) \
                 SELECT gen_random_uuid(), id, now(), backlog, -1, task, '{\"number\": 2000}' FROM lane, generate_series(1, 2)";
     sqlx::query(park).execute(&shop.pool).await.unwrap();
@@ -668,8 +665,8 @@ async fn an_override_that_cannot_work_is_refused_and_changes_nothing() {
             "tier low of task \"mail.send\" has no priorities",
         ),
         (
-            control.override_prefix("calendar.").tier("bulk"),
-            "no task of the map begins with \"calendar.\"",
+            control.override_prefix("repotr.").tier("bulk"),
+            "no task that begins with \"repotr.\"; did you mean \"report.\"?",
         ),
         (
             control.override_tasks(Vec::<String>::new()).tier("bulk"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
 use tierline::backlog::{TaskFilter, TaskState};
-use tierline::task::PublishRequest;
+use tierline::task::{PublishRequest, Unique};
 
 use super::{HOMES, Process, Runs, Servers, Ship, until};
 
@@ -264,6 +264,7 @@ async fn parked_tasks_are_listed_found_escalated_and_cancelled() {
     assert_eq!(servers.parked().await, 4);
     // What is held back counts for `max_length`.
     publish(&worker, (10..18).map(ada)).await;
+    until(async || servers.parked().await == 12).await;
     let full = worker.app.publish(Ship {
         order: 18,
         customer: "eve".to_owned(),
@@ -277,6 +278,45 @@ async fn parked_tasks_are_listed_found_escalated_and_cancelled() {
     let mut ships = runs.of("ship");
     ships.sort_unstable();
     assert_eq!(ships.len(), 13);
+    worker.end().await;
+    publisher.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_task_has_its_unique_key_and_can_be_replaced() {
+    let servers = Servers::start(map("postgres")).await;
+    let runs = Runs::free();
+    let publisher = servers.process(&runs).await;
+    let control = publisher.app.control().unwrap();
+    control.pause_task("order.ship").await.unwrap();
+    let worker = servers.worker(&runs).await;
+    let publish = async |order, unique: Unique| {
+        let customer = String::new();
+        let ship = Ship { order, customer };
+        publisher.app.publish(ship).unique(unique).await.unwrap()
+    };
+    let until_started = || Unique::key("a").until_started();
+    let first = publish(1, until_started()).await;
+    let other = publish(2, Unique::key("b")).await;
+    until(async || servers.parked().await == 2).await;
+    let again = publish(3, until_started()).await;
+    assert!(again.is_duplicate && again.id == first.id, "{again:?}");
+    let mut transaction = servers.pool().await.begin().await.unwrap();
+    let ship = Ship {
+        order: 4,
+        customer: String::new(),
+    };
+    let within = publisher.app.publish(ship).unique(until_started());
+    let within = within.within(&mut transaction).await.unwrap();
+    assert!(within.is_duplicate && within.id == first.id, "{within:?}");
+    transaction.commit().await.unwrap();
+    let last = publish(5, Unique::key("b").or_replace()).await;
+    assert_eq!(last.replaced.as_ref(), Some(&other.id));
+    control.resume_task("order.ship").await.unwrap();
+    worker.heard.until("done order.ship", 2).await;
+    let mut ships = runs.of("ship");
+    ships.sort_unstable();
+    assert_eq!(ships, [1, 5]);
     worker.end().await;
     publisher.end().await;
 }

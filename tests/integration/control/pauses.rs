@@ -153,7 +153,7 @@ async fn what_the_map_does_not_have_cannot_be_paused_and_everything_is_on_record
     ] {
         let error = change.await.unwrap_err();
         assert!(
-            matches!(&error, Error::Control(ControlError::Unknown { .. })),
+            matches!(&error, Error::Control(ControlError::Unknown(_))),
             "{error}"
         );
         assert!(
@@ -169,7 +169,12 @@ async fn what_the_map_does_not_have_cannot_be_paused_and_everything_is_on_record
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Control(ControlError::Refused { .. })),
+        matches!(&error, Error::Control(ControlError::Invalid { .. })),
+        "{error}"
+    );
+    let error = control.resume_tier("a\0b").await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Control(ControlError::Invalid { .. })),
         "{error}"
     );
     assert!(control.list().await.unwrap().is_empty());
@@ -249,4 +254,27 @@ async fn nothing_paused_is_a_dead_letter_or_promoted() {
     );
     worker.end().await;
     publisher.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_resumed_and_paused_otherwise_is_named() {
+    let servers = Servers::start(shared("postgres")).await;
+    let process = servers.process(&Runs::free()).await;
+    let control = process.app.control().unwrap().by("ada");
+    control.pause_tier("normal").await.unwrap();
+    control.pause_group("all").by("eve").await.unwrap();
+    control.pause_task("order.ship").await.unwrap();
+    control.pause_task("order.notify").await.unwrap();
+    let tier = "tier normal is still paused, by ada";
+    let group = "group all is still paused, by eve";
+    let ship = "task order.ship is still paused, by ada";
+    let resumed = control.resume_task("order.notify").await.unwrap();
+    assert_eq!(resumed.notes, [tier, group]);
+    let resumed = control.resume_tier("normal").await.unwrap();
+    assert_eq!(resumed.notes, [group, ship]);
+    let resumed = control.resume_group("all").await.unwrap();
+    assert_eq!(resumed.notes, [ship]);
+    let resumed = control.resume_task("order.ship").await.unwrap();
+    assert!(resumed.notes.is_empty(), "{resumed:?}");
+    process.end().await;
 }

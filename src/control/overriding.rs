@@ -374,10 +374,11 @@ impl Overriding {
                 None => None,
             };
             let delayed = match tier.delays {
-                true => ", and those in its delay queues come to it",
+                true => "; delayed messages may come to it",
                 false => "",
             };
             notes.push(match (messages, &self.control.queue_depths) {
+                (Some(0), _) => format!("the queue of tier {} is empty{delayed}", tier.name),
                 (Some(count), _) => format!(
                     "{count} messages wait in the queue of tier {}; those of the overridden tasks stay there{delayed}",
                     tier.name

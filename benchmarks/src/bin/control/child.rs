@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
+use tierline::Builder;
 use tierline::observe::{Event, TaskRef};
 use tierline::task::PublishRequest;
 use tierline::{Context, Registry, Task, Tierline, Topology};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use crate::cost::drain_in_child;
 use crate::log::{Line, Log, What, Writer};
+use crate::warnings;
 
 const ORDER: &str = "TIERLINE_CONTROL_CHILD";
 
@@ -23,10 +26,26 @@ const ORDER: &str = "TIERLINE_CONTROL_CHILD";
 pub(crate) struct Order {
     pub(crate) map: String,
     pub(crate) amqp: Option<String>,
-    pub(crate) postgres: String,
+    pub(crate) postgres: Option<String>,
     pub(crate) log: String,
-    /// Without one it works.
+    /// It publishes, and does not work.
     pub(crate) publish: Option<Stream>,
+    /// It works on so many tasks, and writes down none of them.
+    pub(crate) drain: Option<usize>,
+}
+
+impl Order {
+    /// An app on these servers.
+    pub(crate) fn builder(&self) -> Result<Builder> {
+        let mut builder = Tierline::builder(Topology::parse(&self.map)?);
+        if let Some(postgres) = &self.postgres {
+            builder = builder.postgres(postgres);
+        }
+        if let Some(amqp) = &self.amqp {
+            builder = builder.amqp(amqp);
+        }
+        Ok(builder)
+    }
 }
 
 /// What a process publishes, one task after another.
@@ -61,7 +80,7 @@ macro_rules! tasks {
     ($($type:ident $name:literal)*) => {
         $(
             #[derive(Serialize, Deserialize)]
-            struct $type(Work);
+            pub(crate) struct $type(Work);
 
             impl Task for $type {
                 const NAME: &'static str = $name;
@@ -82,7 +101,8 @@ macro_rules! tasks {
 }
 
 tasks! {
-    Limited "limited" Other "other"
+    Limited "limited" Other "other" Paused "paused" Keyed "keyed" Running "running" Row "row"
+    Moved "calendar.sync"
 }
 
 async fn run(log: Arc<Writer>, context: Context, work: Work) {
@@ -111,6 +131,10 @@ impl Process {
         let child = Command::new(std::env::current_exe()?)
             .env(ORDER, serde_json::to_string(order)?)
             .stdin(Stdio::piped())
+            .stdout(match order.drain {
+                Some(_) => Stdio::piped(),
+                None => Stdio::inherit(),
+            })
             .kill_on_drop(true)
             .spawn()?;
         let id = child.id().context("a process that has just begun")?;
@@ -128,6 +152,20 @@ impl Process {
         Ok(())
     }
 
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it prints until it ends by itself.
+    pub(crate) async fn answer(mut self) -> Result<String> {
+        let mut answer = String::new();
+        let out = self.child.stdout.as_mut().context("no output")?;
+        out.read_to_string(&mut answer).await?;
+        self.end().await?;
+        Ok(answer.trim().to_owned())
+    }
+
     /// Lets it shut down.
     pub(crate) async fn end(mut self) -> Result<()> {
         drop(self.child.stdin.take());
@@ -135,6 +173,14 @@ impl Process {
         ensure!(status.success(), "a process ended with {status}");
         Ok(())
     }
+}
+
+/// Lets all of them shut down.
+pub(crate) async fn end_all(processes: Vec<Process>) -> Result<()> {
+    for process in processes {
+        process.end().await?;
+    }
+    Ok(())
 }
 
 /// Whether this process is such a one.
@@ -145,19 +191,24 @@ pub(crate) fn is_child() -> bool {
 /// Does what was ordered until the input ends.
 pub(crate) async fn run_order() -> Result<()> {
     let order: Order = serde_json::from_str(&std::env::var(ORDER)?)?;
-    let log = Arc::new(Writer::open(Path::new(&order.log))?);
-    let topology = Topology::parse(&order.map)?;
-    let groups: Vec<String> = topology.groups().iter().map(|it| it.name.clone()).collect();
-    let mut builder = Tierline::builder(topology).postgres(&order.postgres);
-    if let Some(amqp) = &order.amqp {
-        builder = builder.amqp(amqp);
+    if let Some(count) = order.drain {
+        return drain_in_child(&order, count).await;
     }
+    let log = Arc::new(Writer::open(Path::new(&order.log))?);
+    warnings::write_to(&log)?;
+    let builder = order.builder()?;
     let ear = log.clone();
     let app = builder
         .registry(registry(&log)?)
         .observe(move |event| hear(&ear, event))
         .connect()
         .await?;
+    let groups: Vec<_> = app
+        .topology()
+        .groups()
+        .iter()
+        .map(|it| it.name.clone())
+        .collect();
     let mut input = BufReader::new(tokio::io::stdin()).lines();
     let ended = async move { while let Ok(Some(_)) = input.next_line().await {} };
     match order.publish {

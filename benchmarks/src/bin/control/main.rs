@@ -6,9 +6,15 @@
 //! `cargo xtask bench control [--quick] [pause] [rate] [keys] [override] [outage] [cost]`
 
 mod child;
+mod cost;
+mod keys;
 mod log;
+mod outage;
+mod overrides;
+mod pause;
 mod rate;
 mod scene;
+mod warnings;
 
 use anyhow::Result;
 use tierline_benchmarks::{Report, is_quick, is_wanted};
@@ -22,8 +28,23 @@ async fn main() -> Result<()> {
     }
     let servers = Servers::start().await?;
     let mut report = Report::new("control");
+    if is_wanted("pause") {
+        pause::measure(&mut report, &servers, is_quick()).await?;
+    }
     if is_wanted("rate") {
         rate::measure(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("keys") {
+        keys::measure(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("override") {
+        overrides::measure(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("outage") {
+        outage::measure(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("cost") {
+        cost::measure(&mut report, &servers, is_quick()).await?;
     }
     report.finish()
 }

@@ -10,7 +10,7 @@ use anyhow::Result;
 use tierline_benchmarks::{Comparison, Figures, Report};
 use tokio::time::sleep;
 
-use crate::child::{Process, Stream, Work};
+use crate::child::{Stream, Work, end_all};
 use crate::log::{What, most_in_a_second, now};
 use crate::scene::{Scene, Servers, homes, print_load, starts, within};
 
@@ -180,7 +180,7 @@ async fn alone(side: &mut Side, home: &str, subject: Subject, amounts: &Amounts)
     let others = within(&starts(lines, "other"), ready, amounts.length);
     let most = most_in_a_second(&mut limited);
     if home == "postgres" {
-        end(workers).await?;
+        end_all(workers).await?;
         return Ok(Alone {
             started,
             most,
@@ -194,7 +194,7 @@ async fn alone(side: &mut Side, home: &str, subject: Subject, amounts: &Amounts)
         let what = "all of a limited task are parked";
         side.scene.until(what, LIMIT, is_parked).await?;
     }
-    end(workers).await?;
+    end_all(workers).await?;
     let deliveries = side.scene.deliveries().await?;
     let lower = deliveries.get(LOWER).copied().unwrap_or_default();
     let upper = deliveries.values().sum::<u64>() - lower;
@@ -304,14 +304,7 @@ impl Side {
             let sent = self.scene.log.count(What::Sent, "limited")?;
             self.limited = self.limited.max(sent);
         }
-        end(workers).await?;
+        end_all(workers).await?;
         Ok(others as f64 / amounts.round.as_secs_f64())
     }
-}
-
-async fn end(workers: Vec<Process>) -> Result<()> {
-    for worker in workers {
-        worker.end().await?;
-    }
-    Ok(())
 }

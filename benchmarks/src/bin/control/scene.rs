@@ -1,16 +1,17 @@
 //! Servers, an app on them, and its processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use futures_util::{StreamExt, stream};
 use sqlx::PgPool;
+use tierline::Builder;
 use tierline::task::PublishRequest;
 use tierline::{Registry, Tierline, Topology};
 use tierline_benchmarks::folder;
-use tierline_testbed::{Broker, Database, Postgres, Vhost};
+use tierline_testbed::{Broker, Database, Postgres, Proxy, Vhost};
 use tokio::time::{Instant, sleep};
 
 use crate::child::{Order, Process, Stream};
@@ -52,13 +53,22 @@ pub(crate) struct Scene {
     pub(crate) app: Tierline,
     pub(crate) pool: PgPool,
     pub(crate) log: Log,
-    order: Order,
+    pub(crate) order: Order,
     pub(crate) vhost: Vhost,
     _database: Database,
 }
 
 impl Scene {
     pub(crate) async fn set(servers: &Servers, map: &str) -> Result<Self> {
+        Self::set_behind(servers, map, None).await
+    }
+
+    /// The same with a proxy between the processes and the database.
+    pub(crate) async fn set_behind(
+        servers: &Servers,
+        map: &str,
+        proxy: Option<&Proxy>,
+    ) -> Result<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let vhost = servers.broker.vhost().await?;
         let database = servers.postgres.database().await?;
@@ -66,23 +76,31 @@ impl Scene {
         std::fs::create_dir_all(folder())?;
         let name = format!("control-{}-{number}.log", std::process::id());
         let log = Log::create(folder().join(name))?;
-        let topology = Topology::parse(map)?;
-        let is_on_broker = topology.tiers().iter().any(|it| it.home.is_on_broker());
+        let is_on_broker = {
+            let topology = Topology::parse(map)?;
+            topology.tiers().iter().any(|it| it.home.is_on_broker())
+        };
+        let url = match proxy {
+            Some(proxy) => {
+                let direct = format!(":{}/", servers.postgres.port());
+                database
+                    .url()
+                    .replace(&direct, &format!(":{}/", proxy.port()))
+            }
+            None => database.url().to_owned(),
+        };
         let order = Order {
             map: map.to_owned(),
             amqp: is_on_broker.then(|| vhost.amqp_url().to_owned()),
-            postgres: database.url().to_owned(),
+            postgres: Some(url),
             log: log.path().display().to_string(),
             publish: None,
+            drain: None,
         };
         let pool = PgPool::connect(database.url()).await?;
         // Controls and parked tasks are rows, whatever the home of the tiers is.
         tierline::Database::new(database.url())?.migrate().await?;
-        let mut builder = Tierline::builder(topology).postgres(database.url());
-        if let Some(amqp) = &order.amqp {
-            builder = builder.amqp(amqp);
-        }
-        let app = builder.registry(Registry::new()).connect().await?;
+        let app = order.builder()?.registry(Registry::new()).connect().await?;
         Ok(Self {
             app,
             pool,
@@ -91,6 +109,11 @@ impl Scene {
             vhost,
             _database: database,
         })
+    }
+
+    /// An app of this scene.
+    pub(crate) fn builder(&self) -> Result<Builder> {
+        self.order.builder()
     }
 
     pub(crate) async fn publish(
@@ -105,26 +128,33 @@ impl Scene {
         Ok(())
     }
 
-    /// So many workers, each in a process of its own, once they take tasks.
+    /// So many workers, each in a process of its own, once they take tasks of all tiers.
     pub(crate) async fn workers(&mut self, count: usize) -> Result<Vec<Process>> {
+        let tiers = self.app.topology().tiers().iter();
+        let tiers: Vec<String> = tiers.map(|tier| tier.name.clone()).collect();
+        let tiers: Vec<&str> = tiers.iter().map(String::as_str).collect();
+        self.workers_of(count, &tiers).await
+    }
+
+    /// The same, once they take tasks of these tiers.
+    pub(crate) async fn workers_of(
+        &mut self,
+        count: usize,
+        tiers: &[&str],
+    ) -> Result<Vec<Process>> {
         let workers = (0..count).map(|_| Process::start(&self.order));
         let workers: Vec<_> = workers.collect::<Result<_>>()?;
-        let tiers: usize = {
-            let groups = self.app.topology().groups().iter();
-            groups.map(|group| group.tiers.len()).sum()
-        };
         for worker in &workers {
             let ready = async |scene: &mut Self| {
                 let lines = scene.log.read()?.iter();
-                let mut ready: Vec<_> = lines
+                let ready: BTreeSet<&str> = lines
                     .filter(|it| it.what == What::Ready && it.process == worker.id)
-                    .map(|it| &it.tier)
+                    .map(|it| it.tier.as_str())
                     .collect();
-                ready.sort_unstable();
-                ready.dedup();
-                Ok(ready.len() == tiers)
+                Ok(tiers.iter().all(|tier| ready.contains(tier)))
             };
-            self.until("all tiers are consumed", LIMIT, ready).await?;
+            self.until("a worker takes tasks of all tiers", LIMIT, ready)
+                .await?;
         }
         Ok(workers)
     }

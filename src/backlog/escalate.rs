@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::find::{find_one, limit_lock_waits, lock_waiting};
+use super::parked::{lock_lanes_of, place_lanes};
 use super::row::rank_among;
 use super::task::{BacklogTask, FoundRow, TaskState};
 use super::{Backlog, add_backlogs, notify_of_older};
@@ -138,8 +139,12 @@ impl Escalation {
         match state {
             TaskState::Running => return Ok(Attempt::refused(RUNS)),
             TaskState::Finished => return Ok(Attempt::refused(ENDED)),
-            TaskState::Ready | TaskState::Scheduled => {}
+            TaskState::Ready | TaskState::Parked | TaskState::Scheduled => {}
         }
+        let lanes = match state {
+            TaskState::Parked => lock_lanes_of(&mut transaction, &[id]).await?,
+            _ => Vec::new(),
+        };
         let Some(before) = lock_waiting(&mut transaction, state, id).await? else {
             return Ok(Attempt::Changed);
         };
@@ -152,6 +157,8 @@ impl Escalation {
         let statement = match state {
             TaskState::Scheduled if is_due => MOVE_AT_ONCE,
             TaskState::Scheduled => MOVE_SCHEDULED,
+            // Its workers park it again if they have to.
+            TaskState::Parked => MOVE_PARKED,
             _ => MOVE_READY,
         };
         sqlx::query(statement)
@@ -161,7 +168,9 @@ impl Escalation {
             .bind(rank)
             .execute(&mut *transaction)
             .await?;
-        let state = if is_due { TaskState::Ready } else { state };
+        place_lanes(&mut transaction, &lanes).await?;
+        let is_ready = is_due || state == TaskState::Parked;
+        let state = if is_ready { TaskState::Ready } else { state };
         let Some(after) = lock_waiting(&mut transaction, state, id).await? else {
             return Ok(Attempt::Changed);
         };
@@ -187,7 +196,7 @@ impl Escalation {
         let ttl = tier.ttl?;
         let is_suspect = row.claimed.rank > 0;
         let waited = SystemTime::now().duration_since(row.claimed.due_at).ok()?;
-        (row.state == TaskState::Ready && !is_suspect && waited >= ttl).then(|| {
+        (row.state != TaskState::Scheduled && !is_suspect && waited >= ttl).then(|| {
             let (name, ttl) = (&tier.name, show_duration(ttl));
             format!(
                 "it has waited for {} s, and the tier {name} dead-letters what has waited for {ttl}; choose another tier",
@@ -271,6 +280,13 @@ macro_rules! move_within {
 
 const MOVE_READY: &str = move_within!("ready");
 const MOVE_SCHEDULED: &str = move_within!("scheduled");
+
+const MOVE_PARKED: &str = "WITH taken AS (DELETE FROM tierline.parked WHERE id = $1 RETURNING parked.*) \
+     INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \
+     SELECT taken.id, due_at, $4, is_held, target.id, nullif(coalesce(first_backlog, backlog), target.id), task, name, \
+         properties, payload \
+     FROM taken CROSS JOIN tierline.backlogs AS target WHERE target.app = $2 AND target.tier = $3 \
+     ON CONFLICT (id) DO NOTHING";
 
 const MOVE_AT_ONCE: &str = "WITH taken AS (DELETE FROM tierline.scheduled WHERE id = $1 RETURNING scheduled.*) \
      INSERT INTO tierline.ready (id, due_at, rank, is_held, backlog, first_backlog, task, name, properties, payload) \

@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use super::finished::ONE_FINISHED;
+use super::parked::lock_lanes_of;
 use super::task::{FoundRow, TaskState};
 use crate::TaskId;
 use crate::postgres::PgConnection;
@@ -39,6 +40,12 @@ pub(super) const LIST_READY: &str = concat!(
      ORDER BY rank, due_at, id LIMIT $3"
 );
 
+pub(super) const LIST_PARKED: &str = concat!(
+    columns!("''::bytea", "0::bigint", "NULL::text"),
+    "FROM tierline.parked WHERE backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND (rank, due_at, id) > ($6, $5, $4) \
+     ORDER BY rank, due_at, id LIMIT $3"
+);
+
 pub(super) const LIST_SCHEDULED: &str = concat!(
     columns!("''::bytea", "0::bigint", "NULL::text"),
     "FROM tierline.scheduled WHERE backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND (due_at, id) > ($5, $4) \
@@ -59,6 +66,11 @@ const ONE_READY: &str = concat!(
     "FROM tierline.ready WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
 );
 
+const ONE_PARKED: &str = concat!(
+    columns!("payload", "0::bigint", "NULL::text"),
+    "FROM tierline.parked WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
+);
+
 const ONE_SCHEDULED: &str = concat!(
     columns!("payload", "0::bigint", "NULL::text"),
     "FROM tierline.scheduled WHERE backlog IN (SELECT id FROM tierline.backlogs WHERE app = $1) AND (id = $2 OR name = $3) ORDER BY id LIMIT 2"
@@ -68,6 +80,11 @@ const ONE_SCHEDULED: &str = concat!(
 const LOCK_READY: &str = concat!(
     columns!("''::bytea", "0::bigint", "NULL::text"),
     "FROM tierline.ready WHERE id = $1 FOR UPDATE"
+);
+
+const LOCK_PARKED: &str = concat!(
+    columns!("''::bytea", "0::bigint", "NULL::text"),
+    "FROM tierline.parked WHERE id = $1 FOR UPDATE"
 );
 
 const LOCK_SCHEDULED: &str = concat!(
@@ -86,6 +103,7 @@ pub(super) async fn find_one(
     let waiting = [
         (TaskState::Scheduled, ONE_SCHEDULED),
         (TaskState::Ready, ONE_READY),
+        (TaskState::Parked, ONE_PARKED),
         (TaskState::Running, ONE_RUNNING),
     ];
     let finished = [(TaskState::Finished, ONE_FINISHED)];
@@ -129,6 +147,10 @@ pub(super) async fn lock_waiting(
 ) -> Result<Option<FoundRow>, sqlx::Error> {
     let locking = match state {
         TaskState::Ready => LOCK_READY,
+        TaskState::Parked => {
+            lock_lanes_of(connection, &[id]).await?;
+            LOCK_PARKED
+        }
         TaskState::Scheduled => LOCK_SCHEDULED,
         TaskState::Running | TaskState::Finished => return Ok(None),
     };

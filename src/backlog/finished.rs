@@ -5,6 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::claim::seconds;
+use super::parked::{lock_lanes_of, place_lanes};
 use super::task::TaskState;
 use crate::postgres::PgConnection;
 
@@ -64,14 +65,20 @@ pub(super) async fn cancel(
     let cancelling = match state {
         TaskState::Running | TaskState::Finished => return Ok(0),
         TaskState::Ready => sqlx::query_scalar(cancel!("tierline.ready")),
+        TaskState::Parked => sqlx::query_scalar(cancel!("tierline.parked")),
         TaskState::Scheduled => sqlx::query_scalar(cancel!("tierline.scheduled")),
+    };
+    let lanes = match state {
+        TaskState::Parked => lock_lanes_of(&mut *connection, ids).await?,
+        _ => Vec::new(),
     };
     let count: i64 = cancelling
         .bind(ids)
         .bind(app)
         .bind(keeping)
-        .fetch_one(connection)
+        .fetch_one(&mut *connection)
         .await?;
+    place_lanes(connection, &lanes).await?;
     Ok(count.unsigned_abs())
 }
 

@@ -7,7 +7,9 @@ use std::time::SystemTime;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::find::{LIST_READY, LIST_RUNNING, LIST_SCHEDULED, find_one, limit_lock_waits};
+use super::find::{
+    LIST_PARKED, LIST_READY, LIST_RUNNING, LIST_SCHEDULED, find_one, limit_lock_waits,
+};
 use super::finished::{LIST_FINISHED, cancel};
 use super::task::{
     BacklogPage, BacklogTask, BacklogTaskDetails, FoundRow, Place, TaskFilter, TaskState,
@@ -171,7 +173,7 @@ impl Backlog {
     pub async fn cancel_all(&self, filter: &TaskFilter) -> Result<u64, Error> {
         let mut count = 0;
         // In the order in which a task moves, so that one that falls due meanwhile is not missed.
-        for state in [TaskState::Scheduled, TaskState::Ready] {
+        for state in [TaskState::Scheduled, TaskState::Ready, TaskState::Parked] {
             if filter.state.is_none_or(|meant| meant == state) {
                 count += self.cancel_all_in(filter, state).await?;
             }
@@ -350,6 +352,7 @@ impl Backlog {
             let listing = sqlx::query(match state {
                 TaskState::Running => LIST_RUNNING,
                 TaskState::Ready => LIST_READY,
+                TaskState::Parked => LIST_PARKED,
                 TaskState::Scheduled => LIST_SCHEDULED,
                 TaskState::Finished => LIST_FINISHED,
             });
@@ -367,7 +370,7 @@ impl Backlog {
                 TaskState::Running => listing,
                 TaskState::Scheduled => listing.bind(Time(due_at)),
                 TaskState::Finished => listing.bind(start.map(|it| Time(it.due_at))),
-                TaskState::Ready => listing
+                TaskState::Ready | TaskState::Parked => listing
                     .bind(Time(due_at))
                     .bind(start.map_or(i16::MIN, |it| it.rank)),
             };

@@ -1,6 +1,6 @@
 //! Unique and idempotency keys: rows that are published with one, and how long a key is held.
 //!
-//! `tierline.publish_keyed` (migration 205) takes keys and inserts rows in one commit. No statement frees a key when its
+//! `tierline.publish_keyed` (migrations 205 and 304) takes keys and inserts rows in one commit. No statement frees a key when its
 //! task ends: see there.
 
 use std::collections::BTreeMap;

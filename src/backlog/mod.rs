@@ -1,10 +1,10 @@
 //! The backlog in Postgres: tasks of tiers with `queue = "postgres"`, as rows.
 //!
 //! A task is a row of exactly one table, by its phase: `scheduled` until it is due, `ready` until a worker claims it,
-//! `running` until it is settled. `row` turns tasks into rows and back. `writer` inserts rows for publishers, `within` in a
+//! `running` until it is settled, and `parked` while a pause or a limit holds it back. `row` turns tasks into rows and back. `writer` inserts rows for publishers, `within` in a
 //! transaction of the caller, and `keys` takes unique and idempotency keys. `claim` has the statements with which a worker
-//! claims and settles rows, `due` the one that makes scheduled tasks ready, and `promote` those that move tasks to another
-//! tier. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`), cancel
+//! claims and settles rows, `due` the one that makes scheduled tasks ready, `promote` those that move tasks to another
+//! tier, and `parked` those about tasks that are held back. `notify` tells workers of rows. Operators look through the rows with [`Backlog`] (`inspect`, `find`, `task`), cancel
 //! them and move them (`escalate`). Deployments prepare the tables with [`apply`], and [`doctor`] finds what is wrong with
 //! them.
 
@@ -42,7 +42,7 @@ pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskSta
 pub(crate) use claim::{
     Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
-pub(crate) use count::{count_ready, count_rows};
+pub(crate) use count::{count_rows, count_startable};
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
 pub(crate) use keys::{

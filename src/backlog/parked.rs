@@ -218,6 +218,39 @@ pub(crate) async fn claim_parked(
     Ok(parked)
 }
 
+/// Locks the lanes of these parked tasks, in the order in which parking locks them, and before the tasks. Returns them.
+pub(super) async fn lock_lanes_of(
+    connection: &mut PgConnection<'_>,
+    ids: &[Uuid],
+) -> Result<Vec<i64>, sqlx::Error> {
+    sqlx::query_scalar(
+        "SELECT id FROM tierline.lanes WHERE id = ANY(ARRAY(SELECT lane FROM tierline.parked WHERE id = ANY($1))) \
+         ORDER BY backlog, task, key FOR UPDATE",
+    )
+    .bind(ids)
+    .fetch_all(connection)
+    .await
+}
+
+/// Sets the place of lanes that this transaction has locked, after tasks have left them.
+pub(super) async fn place_lanes(
+    connection: &mut PgConnection<'_>,
+    lanes: &[i64],
+) -> Result<(), sqlx::Error> {
+    if lanes.is_empty() {
+        return Ok(());
+    }
+    // In a statement of its own, which sees what is left in the lanes.
+    sqlx::query(
+        "SELECT tierline.place_lanes(array_agg(id), task = '', false) \
+         FROM tierline.lanes WHERE id = ANY($1) GROUP BY task = ''",
+    )
+    .bind(lanes)
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
 /// What has become ready again.
 #[derive(Debug, Default)]
 pub(crate) struct Unparked {

@@ -11,6 +11,7 @@ use sqlx::Row;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::parked::place_lanes;
 use super::{add_backlogs, connection, notify_of_older, seconds};
 use crate::Error;
 use crate::postgres::{Database, PgConnection, Time};
@@ -215,14 +216,8 @@ async fn move_some(
         return Ok(None);
     };
     if statement == PARKED {
-        // In a statement of its own, which sees what is left in the lanes.
-        sqlx::query(
-            "SELECT tierline.place_lanes(array_agg(id), task = '', false) \
-             FROM tierline.lanes WHERE id = ANY($1) GROUP BY task = ''",
-        )
-        .bind(row.try_get::<Vec<i64>, _>("lanes")?)
-        .execute(&mut *transaction)
-        .await?;
+        let lanes: Vec<i64> = row.try_get("lanes")?;
+        place_lanes(&mut transaction, &lanes).await?;
     }
     transaction.commit().await?;
     let count = |column| -> Result<u64, sqlx::Error> {

@@ -92,8 +92,10 @@ impl Room {
         (app, tier): (&str, &str),
     ) -> Result<i64, sqlx::Error> {
         let count: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM (SELECT FROM tierline.ready WHERE backlog = \
-                (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) LIMIT $3) AS waiting",
+            "WITH of AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) \
+             SELECT count(*) FROM ( \
+                SELECT FROM tierline.ready WHERE backlog = (SELECT id FROM of) \
+                UNION ALL SELECT FROM tierline.parked WHERE backlog = (SELECT id FROM of) LIMIT $3) AS waiting",
         )
         .bind(app)
         .bind(tier)

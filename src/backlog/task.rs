@@ -27,6 +27,8 @@ pub enum TaskState {
     Running,
     /// It is due, and waits for a worker. This includes tasks in quarantine.
     Ready,
+    /// It is due, and is held back: it is paused, at a limit, or waits for the turn of its key.
+    Parked,
     /// It waits for its due time: it was delayed, or failed and will be retried.
     Scheduled,
     /// It has ended, and its tier keeps it for a time (`keep` in the map). Lists have such tasks only if they are asked
@@ -35,13 +37,20 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    pub(super) const ALL: [Self; 4] = [Self::Running, Self::Ready, Self::Scheduled, Self::Finished];
+    pub(super) const ALL: [Self; 5] = [
+        Self::Running,
+        Self::Ready,
+        Self::Parked,
+        Self::Scheduled,
+        Self::Finished,
+    ];
 
     /// The state as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::Ready => "ready",
+            Self::Parked => "parked",
             Self::Scheduled => "scheduled",
             Self::Finished => "finished",
         }
@@ -61,7 +70,7 @@ impl FromStr for TaskState {
         let found = Self::ALL.into_iter().find(|state| state.as_str() == word);
         found.ok_or_else(|| BacklogError::InvalidFilter {
             problem: format!(
-                "there is no state {word:?}: it is running, ready, scheduled or finished"
+                "there is no state {word:?}: it is running, ready, parked, scheduled or finished"
             )
             .into(),
         })
@@ -176,8 +185,9 @@ impl Serialize for BacklogTaskDetails {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct BacklogPage {
-    /// The tasks: those that run, those that are ready in the order in which they will be claimed, and those that are
-    /// scheduled in the order in which they fall due, tier by tier. Those that have ended begin with the latest.
+    /// The tasks: those that run, those that are ready in the order in which they will be claimed, those that are parked,
+    /// and those that are scheduled in the order in which they fall due, tier by tier. Those that have ended begin with the
+    /// latest.
     pub tasks: Vec<BacklogTask>,
     /// Where the next page begins; `None` if this is the last. A page may have fewer tasks than asked for and still not
     /// be the last: a query looks at 10,000 tasks at most.

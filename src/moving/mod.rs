@@ -264,8 +264,8 @@ impl<'a> Mover<'a> {
         }
         Ok(Step::waits(
             format!(
-                "in Postgres: {} ready, {} scheduled and {} running tasks",
-                rows.ready, rows.scheduled, rows.running
+                "in Postgres: {} ready, {} parked, {} scheduled and {} running tasks",
+                rows.ready, rows.parked, rows.scheduled, rows.running
             ),
             "workers with this file take them; run this again when they are done. Delays of more than 27 minutes stay \
              rows: if the tier has such tasks all the time and its workers keep this database, or a relay runs, \

@@ -18,7 +18,7 @@ const TRIED: &str = "migrate the schema tierline";
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201, control from 301), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 13] = [
+const MIGRATIONS: [(i64, &str, &str); 14] = [
     (
         1,
         "dead letters",
@@ -79,6 +79,11 @@ const MIGRATIONS: [(i64, &str, &str); 13] = [
         303,
         "parked tasks",
         include_str!("../../migrations/0303_parked.sql"),
+    ),
+    (
+        304,
+        "keys of parked tasks",
+        include_str!("../../migrations/0304_keys_of_parked.sql"),
     ),
 ];
 

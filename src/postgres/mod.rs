@@ -172,7 +172,8 @@ impl Database {
     /// [`DatabaseError::NotMigrated`], and as every use of the database.
     pub(crate) async fn check_backlog(&self) -> Result<(), Error> {
         let asking =
-            sqlx::query("SELECT FROM tierline.ready, tierline.workers, tierline.finished, tierline.unique_keys LIMIT 0")
+            sqlx::query("SELECT FROM tierline.ready, tierline.parked, tierline.workers, tierline.finished, tierline.unique_keys, tierline.controls \
+             LIMIT 0")
                 .execute(&self.pool);
         self.within(STATEMENT_LIMIT, "use tiers in Postgres", asking)
             .await

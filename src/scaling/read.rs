@@ -10,7 +10,7 @@ use super::formula::{DEFAULT_SLO, Demand, processes_of, slots_of};
 use super::{GroupScaling, TierScaling};
 use crate::Error;
 use crate::amqp::QueueState;
-use crate::backlog::count_ready;
+use crate::backlog::count_startable;
 use crate::control::{Control, Process, Snapshot};
 use crate::postgres::Database;
 use crate::publish::Publisher;
@@ -64,13 +64,15 @@ impl Sources<'_> {
         let control = Control::new(self.topology.clone(), self.database.clone());
         let rollups = Rollups::new(self.topology, self.database.clone());
         let app = self.topology.app();
-        let tiers = self.topology.tiers().iter();
-        let tiers: Vec<&str> = tiers.map(|tier| tier.name.as_str()).collect();
+        let all = self.topology.tiers();
+        let tiers: Vec<&str> = all.iter().map(|tier| tier.name.as_str()).collect();
+        let fair = all.iter().filter(|tier| tier.fair.is_some());
+        let fair: Vec<&str> = fair.map(|tier| tier.name.as_str()).collect();
         let (processes, totals, arrivals, rows) = tokio::try_join!(
             control.processes(),
             rollups.last(Duration::from_secs(3_600)).into_future(),
             rollups.arrivals(),
-            count_ready(self.database, app, &tiers, MOST_ROWS + 1, LIMIT),
+            count_startable(self.database, app, &tiers, &fair, MOST_ROWS + 1, LIMIT),
         )?;
         let runs = totals.into_iter();
         let runs = runs.filter_map(|it| Some((it.tier, it.totals.run.mean()?)));

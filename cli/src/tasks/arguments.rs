@@ -10,8 +10,8 @@ pub(crate) enum Tasks {
     /// List the tasks that wait or run in tiers in Postgres
     #[command(after_help = "\
 Tasks that run come first, then those that are ready in the order in which they will run, then those
-that are scheduled in the order in which they fall due. A page looks at 10,000 tasks at most; the last
-line tells how to go on. Tasks that have ended are kept by tiers with `keep` alone, and are listed with
+that are parked (they are due, and a pause or a limit holds them back), then those that are scheduled in
+the order in which they fall due. A page looks at 10,000 tasks at most; the last line tells how to go on. Tasks that have ended are kept by tiers with `keep` alone, and are listed with
 --state finished, the latest first.
 
 Examples:
@@ -120,7 +120,7 @@ pub(crate) struct Filter {
     /// The task
     #[arg(long, value_name = "NAME")]
     pub(crate) task: Option<String>,
-    /// Their state: running, ready, scheduled or finished
+    /// Their state: running, ready, parked, scheduled or finished
     #[arg(long)]
     pub(crate) state: Option<TaskState>,
     /// They fell due this long ago, or longer

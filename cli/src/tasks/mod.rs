@@ -113,11 +113,11 @@ pub(crate) async fn run(command: Tasks) -> Result<Output, Failure> {
 /// How many tasks a filter would cancel: those that wait.
 async fn preview(backlog: &Backlog, filter: &Filter) -> Result<String, Failure> {
     let states = match filter.state {
-        None => vec![TaskState::Ready, TaskState::Scheduled],
-        Some(state @ (TaskState::Ready | TaskState::Scheduled)) => vec![state],
+        None => vec![TaskState::Ready, TaskState::Parked, TaskState::Scheduled],
+        Some(state @ (TaskState::Ready | TaskState::Parked | TaskState::Scheduled)) => vec![state],
         Some(_) => {
             return Err(Failure::Misused(
-                "only tasks that wait can be cancelled: use --state ready or scheduled, or leave it out"
+                "only tasks that wait can be cancelled: use --state ready, parked or scheduled, or leave it out"
                     .to_owned(),
             ));
         }

@@ -145,7 +145,7 @@ fn left_over(
     waiting: &Waiting,
     held: i64,
 ) -> Option<Finding> {
-    let count = waiting.ready + waiting.scheduled + held;
+    let count = waiting.ready + waiting.parked + waiting.scheduled + held;
     if count == 0 {
         return None;
     }
@@ -193,6 +193,8 @@ async fn served_tiers(
 /// The tasks of a tier that wait. Each count ends one above what is counted.
 struct Waiting {
     ready: i64,
+    /// Those that a pause or a limit holds back.
+    parked: i64,
     /// All that are scheduled, and those of them that are due.
     scheduled: i64,
     due: i64,
@@ -212,6 +214,9 @@ async fn waiting(connection: &mut PgConnection<'_>, backlog: i32) -> Result<Wait
         "SELECT (SELECT count(*) FROM ( \
                 SELECT FROM tierline.ready WHERE backlog = $1 ORDER BY rank, due_at, id LIMIT $2 \
             ) AS counted) AS ready, \
+            (SELECT count(*) FROM ( \
+                SELECT FROM tierline.parked WHERE backlog = $1 ORDER BY rank, due_at, id LIMIT $2 \
+            ) AS counted) AS parked, \
             (SELECT count(*) FROM ( \
                 SELECT FROM tierline.scheduled WHERE backlog = $1 ORDER BY due_at, id LIMIT $2 \
             ) AS counted) AS scheduled, \
@@ -237,6 +242,7 @@ async fn waiting(connection: &mut PgConnection<'_>, backlog: i32) -> Result<Wait
     .await?;
     Ok(Waiting {
         ready: row.try_get("ready")?,
+        parked: row.try_get("parked")?,
         scheduled: row.try_get("scheduled")?,
         due: row.try_get("due")?,
         oldest: row.try_get("oldest")?,

@@ -1,4 +1,5 @@
-//! Removes what was kept for long enough: finished tasks of tiers with `keep`, completion marks, and keys.
+//! Removes what was kept for long enough: finished tasks of tiers with `keep`, completion marks,
+//! keys, and empty lanes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +8,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
-use crate::backlog::{connection, remove_expired_keys, remove_finished};
+use crate::backlog::{connection, remove_empty_lanes, remove_expired_keys, remove_finished};
 use crate::completion;
 
 /// How often to look while there is nothing to remove.
 const EVERY: Duration = Duration::from_secs(60);
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many tasks of each tier, marks, or keys one statement removes.
+/// How many tasks of each tier, marks, keys, or lanes one statement removes.
 const AT_ONCE: i64 = 1_000;
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -23,8 +24,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 enum Kept<'t> {
     /// Finished tasks of these tiers.
     Tasks(Vec<(&'t str, Duration)>),
-    /// Completion marks of this age, and keys whose time is over.
-    MarksAndKeys(Duration),
+    /// Completion marks of this age, keys whose time is over, and lanes that have been empty for a while.
+    Leftovers(Duration),
 }
 
 /// Removes finished tasks that their tiers have kept for long enough.
@@ -41,9 +42,9 @@ pub(super) async fn remove_tasks(settings: Arc<RowSettings>, ending: Cancellatio
     }
 }
 
-/// Removes completion marks that the app has kept for long enough, and keys whose time is over.
-pub(super) async fn remove_marks_and_keys(settings: Arc<RowSettings>, ending: CancellationToken) {
-    let removing = remove(&settings, Kept::MarksAndKeys(settings.keep_marks));
+/// Removes completion marks that the app has kept for long enough, keys whose time is over, and empty lanes.
+pub(super) async fn remove_leftovers(settings: Arc<RowSettings>, ending: CancellationToken) {
+    let removing = remove(&settings, Kept::Leftovers(settings.keep_marks));
     let _: Option<()> = ending.run_until_cancelled(removing).await;
 }
 
@@ -52,15 +53,16 @@ async fn remove(settings: &RowSettings, kept: Kept<'_>) {
     let app = settings.app();
     let tried = match kept {
         Kept::Tasks(_) => "remove finished tasks",
-        Kept::MarksAndKeys(_) => "remove completion marks and keys",
+        Kept::Leftovers(_) => "remove completion marks, keys and lanes",
     };
     loop {
         let removing = connection.within(LIMIT, tried, async |connection| match &kept {
             Kept::Tasks(tiers) => remove_finished(connection, app, tiers, AT_ONCE).await,
-            Kept::MarksAndKeys(keep) => {
+            Kept::Leftovers(keep) => {
                 let marks = completion::remove_marks(connection, app, *keep, AT_ONCE).await?;
                 let keys = remove_expired_keys(connection, AT_ONCE).await?;
-                Ok(marks.max(keys))
+                let lanes = remove_empty_lanes(connection, AT_ONCE).await?;
+                Ok(marks.max(keys).max(lanes))
             }
         });
         let pause = match removing.await {

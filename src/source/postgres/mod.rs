@@ -154,8 +154,7 @@ impl RowSettings {
         let removing = Service::new("finished tasks", observers);
         let removing = removing.run(|| history::remove_tasks(self.clone(), ending.clone()));
         let forgetting = Service::new("completion marks and keys", observers);
-        let forgetting =
-            forgetting.run(|| history::remove_marks_and_keys(self.clone(), ending.clone()));
+        let forgetting = forgetting.run(|| history::remove_leftovers(self.clone(), ending.clone()));
         let expiring = Service::new("expired tasks", observers);
         let expiring = expiring.run(|| expire::run(self.clone(), ending.clone()));
         let cleaning = Service::new("dead processes", observers);

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
-use tierline::task::PublishRequest;
+use tierline::backlog::{TaskFilter, TaskState};
+use tierline::task::{PublishRequest, Unique};
 
 use super::{HOMES, Process, Runs, Servers, Ship, until};
 
@@ -195,4 +196,126 @@ async fn the_excess_of_a_limited_task_waits_as_rows_and_holds_up_no_other_task_o
             process.end().await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_tasks_are_listed_found_escalated_and_cancelled() {
+    let map = r#"
+        app = "shop"
+        [tiers.urgent]
+        queue = "postgres"
+        [tiers.normal]
+        queue = "postgres"
+        max_length = 12
+        [groups.all]
+        tiers = ["urgent", "normal"]
+        concurrency = 4
+        [tasks]
+        "order.ship" = { tier = "normal", limit = { per = "customer", running = 1 } }
+        "order.notify" = "normal"
+    "#;
+    let servers = Servers::start(map).await;
+    let runs = Runs::held();
+    let publisher = servers.process(&runs).await;
+    let control = publisher.app.control().unwrap();
+    control.pause_task("order.notify").await.unwrap();
+    let ada = |order| (order, "ada".to_owned());
+    publish(&publisher, (0..6).map(ada)).await;
+    publisher.publish_notifies(0..4).await;
+    let worker = servers.worker(&runs).await;
+    until(async || (runs.count("ship"), servers.parked().await) == (1, 9)).await;
+
+    let backlog = worker.app.backlog().unwrap().by("ada");
+    let parked = TaskFilter::default().state(TaskState::Parked);
+    let list = backlog.list(&parked, None, 4).await.unwrap();
+    let rest = backlog.list(&parked, list.next.as_deref(), 50);
+    let rest = rest.await.unwrap();
+    assert_eq!((list.tasks.len(), rest.tasks.len()), (4, 5));
+    let all = backlog.list(&TaskFilter::default(), None, 50).await;
+    assert_eq!(
+        all.unwrap().tasks.len(),
+        10,
+        "one runs, and nine are parked"
+    );
+    let ships = rest.tasks.iter().chain(&list.tasks);
+    let ships: Vec<_> = ships.filter(|it| it.task == "order.ship").collect();
+    let found = backlog.get(&ships[0].id).await.unwrap();
+    assert_eq!(found.summary.state, TaskState::Parked);
+
+    // A paused task stays paused in another tier.
+    let notify = list.tasks.iter().find(|it| it.task == "order.notify");
+    let notify = notify.unwrap_or_else(|| {
+        let mut rest = rest.tasks.iter();
+        rest.find(|it| it.task == "order.notify").unwrap()
+    });
+    let escalated = backlog.escalate(&notify.id, "urgent").await.unwrap();
+    assert_eq!(escalated.before.state, TaskState::Parked);
+    assert_eq!(escalated.after.tier, "urgent");
+    until(async || {
+        let found = backlog.get(&notify.id).await.unwrap().summary;
+        (found.state, found.tier.as_str()) == (TaskState::Parked, "urgent")
+    })
+    .await;
+    assert_eq!(runs.count("notify"), 0);
+
+    backlog.cancel(&ships[0].id).await.unwrap();
+    let notifies = TaskFilter::default().task("order.notify");
+    assert_eq!(backlog.cancel_all(&notifies).await.unwrap(), 4);
+    assert_eq!(servers.parked().await, 4);
+    // What is held back counts for `max_length`.
+    publish(&worker, (10..18).map(ada)).await;
+    let full = worker.app.publish(Ship {
+        order: 18,
+        customer: "eve".to_owned(),
+    });
+    let full = full.await.unwrap_err().to_string();
+    assert!(full.contains("full"), "{full}");
+
+    runs.open.add_permits(100);
+    until(async || worker.heard.count("done") == 13).await;
+    assert_eq!(servers.parked().await, 0);
+    let mut ships = runs.of("ship");
+    ships.sort_unstable();
+    assert_eq!(ships.len(), 13);
+    worker.end().await;
+    publisher.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_task_has_its_unique_key_and_can_be_replaced() {
+    let servers = Servers::start(map("postgres")).await;
+    let runs = Runs::free();
+    let publisher = servers.process(&runs).await;
+    let control = publisher.app.control().unwrap();
+    control.pause_task("order.ship").await.unwrap();
+    let worker = servers.worker(&runs).await;
+    let publish = async |order, unique: Unique| {
+        let customer = String::new();
+        let ship = Ship { order, customer };
+        publisher.app.publish(ship).unique(unique).await.unwrap()
+    };
+    let until_started = || Unique::key("a").until_started();
+    let first = publish(1, until_started()).await;
+    let other = publish(2, Unique::key("b")).await;
+    until(async || servers.parked().await == 2).await;
+    let again = publish(3, until_started()).await;
+    assert!(again.is_duplicate && again.id == first.id, "{again:?}");
+    let mut transaction = servers.pool().await.begin().await.unwrap();
+    let ship = Ship {
+        order: 4,
+        customer: String::new(),
+    };
+    let within = publisher.app.publish(ship).unique(until_started());
+    let within = within.within(&mut transaction).await.unwrap();
+    assert!(within.is_duplicate && within.id == first.id, "{within:?}");
+    transaction.commit().await.unwrap();
+    let last = publish(5, Unique::key("b").or_replace()).await;
+    assert_eq!(last.replaced.as_ref(), Some(&other.id));
+    control.resume_task("order.ship").await.unwrap();
+    worker.heard.until("done order.ship", 2).await;
+    let mut ships = runs.of("ship");
+    ships.sort_unstable();
+    assert_eq!(ships, [1, 5]);
+    worker.end().await;
+    publisher.end().await;
 }

@@ -93,7 +93,7 @@ fn map(home: &str) -> String {
         [groups.all]
         tiers = ["all"]
         concurrency = 8
-        prefetch = 8
+        prefetch = 4
         [tasks]
         keyed = {{ tier = "all", limit = {{ running = 1, per = "customer" }} }}
         "#

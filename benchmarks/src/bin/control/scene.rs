@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use futures_util::{StreamExt, stream};
 use sqlx::PgPool;
 use tierline::Builder;
@@ -143,9 +143,13 @@ impl Scene {
         tiers: &[&str],
     ) -> Result<Vec<Process>> {
         let workers = (0..count).map(|_| Process::start(&self.order));
-        let workers: Vec<_> = workers.collect::<Result<_>>()?;
-        for worker in &workers {
+        let mut workers: Vec<_> = workers.collect::<Result<_>>()?;
+        for worker in &mut workers {
             let ready = async |scene: &mut Self| {
+                ensure!(
+                    !worker.has_ended(),
+                    "a worker has ended; its output says why"
+                );
                 let lines = scene.log.read()?.iter();
                 let ready: BTreeSet<&str> = lines
                     .filter(|it| it.what == What::Ready && it.process == worker.id)

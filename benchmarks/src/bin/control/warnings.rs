@@ -50,8 +50,10 @@ struct Message(String);
 
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            self.0 = format!("{value:?}");
+        match field.name() {
+            "message" => self.0.insert_str(0, &format!("{value:?}")),
+            "error" | "cause" => {}
+            name => self.0 += &format!(" ({name} {value:?})"),
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::log::{Line, Log, What, Writer};
 use crate::warnings;
 
 const ORDER: &str = "TIERLINE_CONTROL_CHILD";
+/// A program with arguments under which drains run.
+const PROFILER: &str = "TIERLINE_CONTROL_PROFILER";
 
 /// What a process is to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -128,7 +130,17 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(order: &Order) -> Result<Self> {
-        let child = Command::new(std::env::current_exe()?)
+        let program = std::env::current_exe()?;
+        let mut command = match std::env::var(PROFILER) {
+            Ok(profiler) if order.drain.is_some() => {
+                let mut words = profiler.split_whitespace();
+                let mut command = Command::new(words.next().context("a profiler without a name")?);
+                command.args(words).arg(program);
+                command
+            }
+            _ => Command::new(program),
+        };
+        let child = command
             .env(ORDER, serde_json::to_string(order)?)
             .stdin(Stdio::piped())
             .stdout(match order.drain {

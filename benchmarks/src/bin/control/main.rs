@@ -3,7 +3,8 @@
 //! Every worker and every publisher is a process of its own. All of them write what they do into one file, and the promises are
 //! checked against that file.
 //!
-//! `cargo xtask bench control [--quick] [pause] [rate] [keys] [override] [outage] [cost]`
+//! `cargo xtask bench control [--quick] [pause] [rate] [keys] [override] [outage] [cost]
+//! [rollups] [--home=quorum|classic|postgres]`
 
 mod child;
 mod cost;
@@ -45,6 +46,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("cost") {
         cost::measure(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("rollups") {
+        cost::rollups(&mut report, &servers, is_quick()).await?;
     }
     report.finish()
 }

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use crate::child::{Work, end_all};
 use crate::log::{Line, What, most_in_a_second, now};
-use crate::scene::{Scene, Servers, print_load, starts, within};
+use crate::scene::{Scene, Servers, homes, print_load, starts, within};
 
 const PROCESSES: usize = 2;
 const SLOTS: usize = 8;
@@ -54,7 +54,7 @@ pub(crate) async fn measure(report: &mut Report, servers: &Servers, is_quick: bo
     };
     let columns = ["limited", "running", "other", "row", "paused"];
     for home in ["quorum", "classic"] {
-        if !crate::scene::homes().contains(&home) {
+        if !homes().contains(&home) {
             continue;
         }
         for away in [Away::Stopped, Away::Silent] {

@@ -236,7 +236,7 @@ fn at_once(lines: &[Line]) -> Vec<String> {
             What::End => {
                 let running = running.entry(&line.about).or_default();
                 let is_it = |it: &&Line| it.number == line.number && it.process == line.process;
-                if let Some(index) = running.iter().position(|it| is_it(it)) {
+                if let Some(index) = running.iter().position(is_it) {
                     running.remove(index);
                 }
             }

@@ -14,8 +14,8 @@ pub(super) struct TierGates {
     limits: Limits,
     limits_changed: BoxFuture<'static, ()>,
     gates: Vec<Option<Arc<Gate>>>,
-    /// All gates of the process: sources ask those of tasks.
-    opened: Vec<(Arc<Gate>, BoxFuture<'static, ()>)>,
+    /// Completes when any gate of the process has opened: sources ask those of tasks.
+    opened: BoxFuture<'static, ()>,
 }
 
 impl TierGates {
@@ -24,7 +24,7 @@ impl TierGates {
             limits_changed: changed(limits.changes()),
             limits: limits.clone(),
             gates: Vec::new(),
-            opened: Vec::new(),
+            opened: changed(limits.opened()),
         };
         gates.find(tiers);
         gates
@@ -36,19 +36,13 @@ impl TierGates {
             self.limits_changed = changed(self.limits.changes());
             self.find(tiers);
         }
-        for (gate, opened) in &mut self.opened {
-            while opened.poll_unpin(cx).is_ready() {
-                *opened = changed(gate.changes());
-            }
+        while self.opened.poll_unpin(cx).is_ready() {
+            self.opened = changed(self.limits.opened());
         }
     }
 
     fn find(&mut self, tiers: &[String]) {
         self.gates = tiers.iter().map(|name| self.limits.tier(name)).collect();
-        let all = self.limits.all().into_iter();
-        self.opened = all
-            .map(|gate| (gate.clone(), changed(gate.changes())))
-            .collect();
     }
 
     /// How many deliveries of a tier may start now. If there is one to be started (`is_ready`), that is noted.

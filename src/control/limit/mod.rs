@@ -20,8 +20,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
+use gate::Signals;
 pub(crate) use gate::{Gate, Permit};
 
 use super::Snapshot;
@@ -45,8 +46,7 @@ struct Shared {
     gates: watch::Sender<Arc<Gates>>,
     /// Whether there is any gate: nearly always there is none.
     is_any: AtomicBool,
-    /// Wakes the rounds.
-    waker: Arc<Notify>,
+    signals: Arc<Signals>,
 }
 
 /// The gates of what is limited, by name.
@@ -66,7 +66,7 @@ impl Limits {
         let shared = Arc::new(Shared {
             gates: watch::channel(Arc::default()).0,
             is_any: AtomicBool::new(false),
-            waker: Arc::new(Notify::new()),
+            signals: Arc::new(Signals::new()),
         });
         shared.follow(&Snapshot::of(topology));
         #[cfg(feature = "postgres")]
@@ -112,11 +112,9 @@ impl Limits {
         }
     }
 
-    /// All gates.
-    pub(crate) fn all(&self) -> Vec<Arc<Gate>> {
-        let gates = self.shared.gates.borrow();
-        let all = gates.tiers.values().chain(gates.tasks.values());
-        all.cloned().collect()
+    /// Changes when any gate lets more start than before, and when whoever was refused is to ask again.
+    pub(crate) fn opened(&self) -> watch::Receiver<()> {
+        self.shared.signals.opened()
     }
 
     fn find(&self, find: impl FnOnce(&Gates) -> Option<&Arc<Gate>>) -> Option<Arc<Gate>> {
@@ -160,7 +158,7 @@ impl Shared {
                     gate.set_limit(Some(limit));
                     gate.clone()
                 }
-                None => Arc::new(Gate::new(limit, &self.waker)),
+                None => Arc::new(Gate::new(limit, &self.signals)),
             };
             gates.insert(name.to_owned(), gate);
         }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::beats::Watch;
 use super::share::{Outcome, Pool, Report, Whole};
-use super::{Gate, Gates, Shared};
+use super::{Gate, Gates, Shared, Signals};
 use crate::Error;
 use crate::backoff::Backoff;
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
@@ -68,6 +68,7 @@ pub(super) fn start(
             let rounds = Rounds {
                 shared: &shared,
                 gates: shared.gates.subscribe(),
+                due: shared.signals.due(),
                 connection: DedicatedConnection::to(&database),
                 app: &app,
                 limits: HashMap::new(),
@@ -84,6 +85,7 @@ pub(super) fn start(
 struct Rounds<'a> {
     shared: &'a Shared,
     gates: watch::Receiver<Arc<Gates>>,
+    due: watch::Receiver<()>,
     connection: DedicatedConnection,
     app: &'a str,
     limits: HashMap<Key, Limited>,
@@ -132,8 +134,8 @@ impl Rounds<'_> {
             };
             tokio::select! {
                 () = waiting => {}
-                () = self.shared.waker.notified() => {}
-                // The sender lives as long as `shared`.
+                // The senders live as long as `shared`.
+                _ = self.due.changed() => {}
                 _ = self.gates.changed() => self.follow(),
                 given = asked.recv() => match given {
                     Some(given) => {
@@ -167,7 +169,7 @@ impl Rounds<'_> {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
         for (key, limited) in &mut self.limits {
-            let Some(at) = limited.due_at(now) else {
+            let Some(at) = limited.due_at(&self.shared.signals, now) else {
                 continue;
             };
             let at = self.retry_at.map_or(at, |retry_at| at.max(retry_at));
@@ -251,7 +253,7 @@ impl Rounds<'_> {
             limited.last = Some(now);
             limited.not_before = Some(now + SHORTEST);
             if is_raised {
-                limited.gate.open();
+                self.shared.signals.open();
             }
         }
         Ok(())
@@ -300,7 +302,7 @@ impl Limited {
     }
 
     /// When the next round is due, if there is to be one.
-    fn due_at(&mut self, now: Instant) -> Option<Instant> {
+    fn due_at(&mut self, signals: &Signals, now: Instant) -> Option<Instant> {
         let mut local = self.gate.local();
         local.tick(now);
         let Some(pause) = local.pause(now) else {
@@ -311,7 +313,7 @@ impl Limited {
         drop(local);
         if is_refused && now >= self.nudged + NUDGE_EVERY {
             self.nudged = now;
-            self.gate.open();
+            signals.open();
         }
         let due = self.last.map_or(now, |last| last + pause);
         Some(

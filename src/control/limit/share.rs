@@ -372,9 +372,14 @@ fn divide_counts(whole: u32, wants: &[u32], turn: usize) -> Vec<u32> {
         if open.len() < before {
             continue;
         }
-        let (more, first) = (rest % number, if each == 0 { turn } else { 0 });
+        let more = rest % number;
+        // The next turn begins where this one ends: nobody waits for longer than all others take together.
+        let first = match each {
+            0 => (turn % open.len()) * more as usize % open.len(),
+            _ => 0,
+        };
         for (place, index) in open.iter().enumerate() {
-            let place = (place + open.len() - first % open.len()) % open.len();
+            let place = (place + open.len() - first) % open.len();
             parts[*index] = each + u32::from((place as u32) < more);
         }
         return parts;

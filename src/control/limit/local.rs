@@ -32,7 +32,6 @@ pub(super) struct Local {
     limit: Option<Limit>,
     rate: Option<Bucket>,
     places: Option<Places>,
-    scope: LimitScope,
     /// How many tasks run. They are counted whatever the limit is, so that one that comes while they run counts them.
     used: u32,
     demand: Demand,
@@ -99,7 +98,6 @@ impl Local {
             limit: None,
             rate: None,
             places: None,
-            scope: limit.scope,
             used: 0,
             demand: Demand::default(),
             #[cfg(feature = "postgres")]
@@ -114,17 +112,18 @@ impl Local {
         if self.limit.as_ref() == limit {
             return false;
         }
+        let was_shared = self.is_shared();
         self.limit = limit.cloned();
+        let is_shared = self.is_shared();
+        if is_shared != was_shared {
+            // A share of what processes divide must be asked for first, and goes back when it is of no use any more.
+            self.give_all_back(now);
+        }
         let Some(limit) = limit else {
             (self.rate, self.places) = (None, None);
             return true;
         };
-        let was_alone = std::mem::replace(&mut self.scope, limit.scope) == LimitScope::Process;
-        if was_alone && self.scope == LimitScope::App {
-            // The share of all must be asked for first.
-            (self.rate, self.places) = (None, None);
-        }
-        let is_alone = self.scope == LimitScope::Process;
+        let is_alone = !is_shared;
         let before = self.rate.take();
         let mut surplus = 0.0;
         self.rate = limit.rate.map(|rate| {
@@ -159,17 +158,26 @@ impl Local {
                         ..before
                     };
                 }
-                // What runs already counts.
+                // What runs already counts, and nothing starts until other processes know that.
                 (false, None) => self.used,
             };
             Places {
                 held,
                 kept: held,
-                until: None,
+                until: is_shared.then_some(now),
             }
         });
         self.lower_places();
         true
+    }
+
+    fn give_all_back(&mut self, now: Instant) {
+        if let Some(mut bucket) = self.rate.take() {
+            bucket.refill(now);
+            let tokens = bucket.lower(0.0, 0);
+            self.give_back(tokens);
+        }
+        self.places = None;
     }
 
     #[cfg(not(feature = "postgres"))]
@@ -182,10 +190,13 @@ impl Local {
     }
 
     /// The limit, if this process shares it with others.
-    #[cfg(feature = "postgres")]
     pub(super) fn shared_limit(&self) -> Option<&Limit> {
         let limit = self.limit.as_ref();
         limit.filter(|limit| limit.scope == LimitScope::App)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared_limit().is_some()
     }
 
     /// How many tasks may start now.
@@ -315,7 +326,7 @@ impl Local {
 
     #[cfg(feature = "postgres")]
     fn is_stalled(&self, now: Instant) -> bool {
-        self.scope == LimitScope::App && now.saturating_duration_since(self.share.ticked) > STALLED
+        self.is_shared() && now.saturating_duration_since(self.share.ticked) > STALLED
     }
 
     /// Whether somebody was refused a moment ago.

@@ -98,6 +98,8 @@ struct Rounds<'a> {
 #[derive(Debug)]
 struct Limited {
     gate: Arc<Gate>,
+    /// As it was last in force. With that the process gives its share back after the limit has ended.
+    whole: Whole,
     /// When the last round was, and when the next is due at the earliest.
     last: Option<Instant>,
     not_before: Option<Instant>,
@@ -151,16 +153,14 @@ impl Rounds<'_> {
 
     /// Divides the limits that there are.
     fn follow(&mut self) {
-        let gates = self.gates.borrow_and_update().clone();
+        self.gates.mark_unchanged();
+        // Those that have lost their limit too: this process may still have a share of it.
+        let gates = self.shared.all();
         let tiers = gates.tiers.iter().map(|it| ("tier", it));
         let all = tiers.chain(gates.tasks.iter().map(|it| ("task", it)));
-        let mut before = std::mem::take(&mut self.limits);
         for (kind, (name, gate)) in all {
-            let key = (kind, name.clone());
-            let kept = before.remove(&key);
-            let kept = kept.filter(|it| Arc::ptr_eq(&it.gate, gate));
-            let limited = kept.unwrap_or_else(|| Limited::new(gate.clone()));
-            self.limits.insert(key, limited);
+            let limited = self.limits.entry((kind, name.clone()));
+            limited.or_insert_with(|| Limited::new(gate.clone()));
         }
     }
 
@@ -214,9 +214,12 @@ impl Rounds<'_> {
         let reports: Vec<(Key, Whole, Report)> = keys
             .iter()
             .filter_map(|key| {
-                let mut local = self.limits.get(key)?.gate.local();
-                let whole = Whole::of(local.shared_limit()?);
-                Some((key.clone(), whole, local.report(sent)))
+                let limited = self.limits.get_mut(key)?;
+                let mut local = limited.gate.local();
+                if let Some(limit) = local.shared_limit() {
+                    limited.whole = Whole::of(limit);
+                }
+                Some((key.clone(), limited.whole, local.report(sent)))
             })
             .collect();
         let reading = self
@@ -294,6 +297,7 @@ impl Limited {
     fn new(gate: Arc<Gate>) -> Self {
         Self {
             gate,
+            whole: Whole::default(),
             last: None,
             not_before: None,
             nudged: Instant::now(),

@@ -22,7 +22,7 @@ const SAME: f64 = 1e-6;
 pub(super) type ShareId = u64;
 
 /// What may be divided.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Whole {
     /// Per second. `None`: only `running` is limited.
     rate: Option<f64>,

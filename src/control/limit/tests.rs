@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::beats::Watch;
 use super::local::{Ended, Local, Start};
 use super::share::{Answer, Pool, Report, Whole};
-
-use crate::topology::{Limit, LimitScope, Rate};
+use super::{Shared, Snapshot};
+use crate::topology::{Limit, LimitScope, Rate, Topology};
 
 fn limit(rate: Option<&str>, burst: u32, running: Option<u32>) -> Limit {
     let rate = rate.map(|rate| rate.parse::<Rate>().unwrap().with_burst(burst));
@@ -364,6 +364,69 @@ fn a_changed_limit_is_followed_by_those_who_hold_shares() {
     world.check_rate();
     assert!(world.starts.len() >= 380, "{}", world.starts.len());
     assert!(world.most_running <= 3);
+}
+
+#[test]
+fn a_limit_that_ends_and_comes_back_is_there_at_once() {
+    let limit = limit(Some("50/s"), 10, Some(4));
+    let mut world = World::new(limit.clone(), 3);
+    world.run(Duration::from_secs(5));
+    for process in &mut world.processes {
+        process.is_busy = false;
+        process.local.set_limit(None, world.now);
+    }
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.pool.holders, []);
+    world.run(Duration::from_secs(60));
+    for process in &mut world.processes {
+        process.is_busy = true;
+        process.local.set_limit(Some(&limit), world.now);
+    }
+    world.starts.clear();
+    world.run(Duration::from_secs(2));
+    world.check_rate();
+    assert!(world.starts.len() >= 95, "{}", world.starts.len());
+}
+
+#[test]
+fn what_runs_while_there_is_no_limit_counts_when_it_comes_back() {
+    let limit = limit(None, 0, Some(4));
+    let mut world = World::new(limit.clone(), 2);
+    world.run = Duration::from_secs(30);
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.starts.len(), 4);
+    for process in &mut world.processes {
+        process.is_busy = false;
+        process.local.set_limit(None, world.now);
+    }
+    world.run(Duration::from_secs(5));
+    for process in &mut world.processes {
+        process.is_busy = true;
+        process.local.set_limit(Some(&limit), world.now);
+    }
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.most_running, 4);
+    assert!(world.starts.len() >= 8, "{}", world.starts.len());
+}
+
+#[test]
+fn a_gate_that_lost_its_limit_counts_what_runs_when_there_is_a_limit_again() {
+    let map = |limit: &str| {
+        let map = format!(
+            "app = 'shop'\n[tiers.normal]\nqueue = 'quorum'\n{limit}\n[groups.all]\ntiers = ['normal']\nconcurrency = 4\n[tasks]\n'a' = 'normal'"
+        );
+        Snapshot::of(&Topology::parse(map).unwrap())
+    };
+    let limited = map("limit = { running = 1, scope = 'process' }");
+    let shared = Shared::new(&limited);
+    let gate = || shared.gates.borrow().tiers.get("normal").cloned();
+    let permit = gate().unwrap().try_start().unwrap();
+    shared.follow(&map(""));
+    assert!(gate().is_none());
+    shared.follow(&limited);
+    assert!(gate().unwrap().try_start().is_none());
+    drop(permit);
+    assert!(gate().unwrap().try_start().is_some());
 }
 
 #[test]

@@ -78,15 +78,14 @@ impl Local {
         })
     }
 
-    /// Whether somebody wants to start something, or something is held.
+    /// Whether somebody wants to start something, or other processes think that something is held.
     pub(in crate::control::limit) fn takes_part(&self, now: Instant) -> bool {
-        self.shared_limit().is_some()
-            && (self.is_wanted(now) || self.share.is_known || self.runs_any())
+        self.is_wanted(now) || self.share.is_known || self.runs_any()
     }
 
     /// Whether there is somebody who would start more, or has done so a moment ago.
     fn is_wanted(&self, now: Instant) -> bool {
-        is_recent(self.demand.last, now)
+        self.is_shared() && is_recent(self.demand.last, now)
     }
 
     /// Nobody wants to start anything any more.
@@ -109,10 +108,13 @@ impl Local {
 
     /// Whether tasks run that take places.
     pub(in crate::control::limit) fn runs_any(&self) -> bool {
-        self.used > 0 && self.places.is_some()
+        self.is_shared() && self.used > 0 && self.places.is_some()
     }
 
     pub(in crate::control::limit) fn held(&self) -> Held {
+        if !self.is_shared() {
+            return Held::default();
+        }
         let rate = self.rate.as_ref();
         Held {
             rate: rate.map_or(0.0, |bucket| bucket.per_second),
@@ -132,7 +134,7 @@ impl Local {
             self.lower(&Held::default());
         }
         let share = &self.share;
-        let room = self.rate.as_ref();
+        let room = self.rate.as_ref().filter(|_| self.is_shared());
         Report {
             id: share.id,
             is_known: share.is_known,
@@ -219,6 +221,11 @@ impl Local {
     fn raise(&mut self, answer: &Answer, sent: Instant) {
         let given = (answer.given - self.share.given).max(0.0);
         self.share.given = answer.given;
+        if !self.is_shared() {
+            // The limit ended while the answer was on its way.
+            self.share.returned += given;
+            return;
+        }
         match &mut self.rate {
             Some(bucket) => {
                 bucket.per_second = bucket.per_second.max(answer.granted.rate);
@@ -236,6 +243,9 @@ impl Local {
 
     /// Lowers what is held to a part. Places are given up when their tasks end.
     fn lower(&mut self, part: &Held) {
+        if !self.is_shared() {
+            return;
+        }
         if let Some(bucket) = &mut self.rate {
             self.share.returned += bucket.lower(part.rate, part.burst);
         }

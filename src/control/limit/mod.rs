@@ -193,11 +193,14 @@ impl Shared {
         !all.tiers.is_empty() || !all.tasks.is_empty()
     }
 
-    /// All gates, also those that have lost their limit.
+    /// All gates, also those that have lost their limit, with what is limited.
     #[cfg(feature = "postgres")]
-    fn all(&self) -> Gates {
+    fn all(&self) -> Vec<(&'static str, String, Arc<Gate>)> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.clone()
+        let tiers = all.tiers.iter().map(|it| ("tier", it));
+        let both = tiers.chain(all.tasks.iter().map(|it| ("task", it)));
+        both.map(|(kind, (name, gate))| (kind, name.clone(), gate.clone()))
+            .collect()
     }
 }
 

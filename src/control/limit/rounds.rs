@@ -5,25 +5,26 @@
 //! nothing is to be started costs nothing.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::beats::Watch;
 use super::share::{Outcome, Pool, Report, Whole};
-use super::{Gate, Gates, Shared, Signals};
+use super::{Gate, Gates, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
 use crate::postgres::{Database, DedicatedConnection, PgConnection};
 use crate::random;
 use crate::service::Service;
 
-/// How often those who wait are told to ask again, which shows that they still wait.
-const NUDGE_EVERY: Duration = Duration::from_millis(500);
+/// How often those who wait are told to ask again.
+const ASK_AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// The least time between two rounds of a limit.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// How long a statement may take, with the time to connect.
@@ -75,11 +76,41 @@ pub(super) fn start(
                 backoff: Backoff::new(),
                 retry_at: None,
             };
-            rounds.run(&asked)
+            let (shared, asked) = (&shared, &asked);
+            async move {
+                tokio::select! {
+                    () = rounds.run(asked) => {}
+                    never = ask_again(shared) => match never {},
+                }
+            }
         });
         dividing.await;
     });
     GiveBack(sender)
+}
+
+/// Tells those who were refused to ask again, which shows that they still wait. It goes on while a round waits for a database
+/// that hangs: the share of a process of which nobody asks goes to others.
+async fn ask_again(shared: &Shared) -> Infallible {
+    let mut due = shared.signals.due();
+    loop {
+        due.mark_unchanged();
+        let now = Instant::now();
+        let (mut takes_part, mut is_refused) = (false, false);
+        for (_, _, gate) in shared.all() {
+            let mut local = gate.local();
+            local.tick(now);
+            takes_part |= local.takes_part(now);
+            is_refused |= local.lacks(now);
+        }
+        if is_refused {
+            shared.signals.open();
+        }
+        if !takes_part && due.changed().await.is_err() {
+            std::future::pending().await
+        }
+        sleep(ASK_AGAIN_EVERY).await;
+    }
 }
 
 struct Rounds<'a> {
@@ -103,8 +134,6 @@ struct Limited {
     /// When the last round was, and when the next is due at the earliest.
     last: Option<Instant>,
     not_before: Option<Instant>,
-    /// When those who wait were last told to ask again.
-    nudged: Instant,
     watch: Watch,
 }
 
@@ -155,12 +184,9 @@ impl Rounds<'_> {
     fn follow(&mut self) {
         self.gates.mark_unchanged();
         // Those that have lost their limit too: this process may still have a share of it.
-        let gates = self.shared.all();
-        let tiers = gates.tiers.iter().map(|it| ("tier", it));
-        let all = tiers.chain(gates.tasks.iter().map(|it| ("task", it)));
-        for (kind, (name, gate)) in all {
-            let limited = self.limits.entry((kind, name.clone()));
-            limited.or_insert_with(|| Limited::new(gate.clone()));
+        for (kind, name, gate) in self.shared.all() {
+            let limited = self.limits.entry((kind, name));
+            limited.or_insert_with(|| Limited::new(gate));
         }
     }
 
@@ -169,7 +195,7 @@ impl Rounds<'_> {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
         for (key, limited) in &mut self.limits {
-            let Some(at) = limited.due_at(&self.shared.signals, now) else {
+            let Some(at) = limited.due_at(now) else {
                 continue;
             };
             let at = self.retry_at.map_or(at, |retry_at| at.max(retry_at));
@@ -300,25 +326,16 @@ impl Limited {
             whole: Whole::default(),
             last: None,
             not_before: None,
-            nudged: Instant::now(),
             watch: Watch::default(),
         }
     }
 
     /// When the next round is due, if there is to be one.
-    fn due_at(&mut self, signals: &Signals, now: Instant) -> Option<Instant> {
-        let mut local = self.gate.local();
-        local.tick(now);
-        let Some(pause) = local.pause(now) else {
+    fn due_at(&mut self, now: Instant) -> Option<Instant> {
+        let Some(pause) = self.gate.local().pause(now) else {
             self.last = None;
             return None;
         };
-        let is_refused = local.lacks(now);
-        drop(local);
-        if is_refused && now >= self.nudged + NUDGE_EVERY {
-            self.nudged = now;
-            signals.open();
-        }
         let due = self.last.map_or(now, |last| last + pause);
         Some(
             self.not_before

@@ -236,6 +236,21 @@ async fn a_process_keeps_its_share_of_the_rate_while_the_database_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_share_of_a_slow_rate_outlives_a_database_that_hangs() {
+    let limit = r#"limit = { rate = "20/m", burst = 1 }"#;
+    let servers = Servers::start(map("quorum", limit)).await;
+    let (proxy, url) = behind_a_proxy(servers.database.url()).await;
+    let starts = Starts::default();
+    let worker = servers.process_at(&url, starts.registry()).await.working();
+    worker.publish_ships(0..20).await;
+    until(async || starts.count() == 2).await;
+    proxy.set(Network::Silent);
+    until(async || starts.count() == 7).await;
+    proxy.set(Network::Good);
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_worker_gives_its_share_back() {
     let servers = Servers::start(map("quorum", r#"limit = { rate = "1/h", running = 2 }"#)).await;
     let runs = Runs::free();

@@ -75,7 +75,17 @@ impl Gate {
     /// When a task may start by itself. `None`: now, or when gates have [`opened`](super::Limits::opened).
     pub(crate) fn next_at(&self) -> Option<Instant> {
         let now = Instant::now();
-        self.local().next_at(now).filter(|at| *at > now)
+        let mut local = self.local();
+        let next = local.next_at(now)?;
+        if next > now {
+            return Some(next);
+        }
+        // A token has come since somebody was refused, who will set no timer for it.
+        if local.must_ask_again() {
+            drop(local);
+            self.signals.open();
+        }
+        None
     }
 
     /// How many deliveries are worth holding prefetched: what may start in the next quarter of a second, or twice the places

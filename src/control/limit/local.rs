@@ -47,6 +47,8 @@ struct Demand {
     /// The last attempt that was refused for lack of a token, and of a place.
     lacked_token: Option<Instant>,
     lacked_place: Option<Instant>,
+    /// Whether somebody was refused since a token came.
+    is_refused: bool,
     /// How many tasks have started since the use was last measured.
     starts: u32,
 }
@@ -234,6 +236,7 @@ impl Local {
     pub(super) fn refuse(&mut self, now: Instant) -> bool {
         let is_new = !self.lacks(now);
         self.demand.last = Some(now);
+        self.demand.is_refused = true;
         if !self.has_place(now) {
             self.demand.lacked_place = Some(now);
         }
@@ -241,6 +244,11 @@ impl Local {
             self.demand.lacked_token = Some(now);
         }
         is_new
+    }
+
+    /// A token has come; whether somebody was refused before.
+    pub(super) fn must_ask_again(&mut self) -> bool {
+        std::mem::take(&mut self.demand.is_refused)
     }
 
     /// A task for which a right was taken was not started.

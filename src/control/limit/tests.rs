@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use super::beats::Watch;
 use super::local::{Ended, Local, Start};
 use super::share::{Answer, Pool, Report, Whole};
-use super::{Shared, Snapshot};
+use super::{Gate, Shared, Signals, Snapshot};
 use crate::topology::{Limit, LimitScope, Rate, Topology};
 
 fn limit(rate: Option<&str>, burst: u32, running: Option<u32>) -> Limit {
@@ -407,6 +408,26 @@ fn what_runs_while_there_is_no_limit_counts_when_it_comes_back() {
     world.run(Duration::from_secs(60));
     assert_eq!(world.most_running, 4);
     assert!(world.starts.len() >= 8, "{}", world.starts.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_comes_between_two_questions_wakes_whoever_was_refused() {
+    let alone = Limit {
+        scope: LimitScope::Process,
+        ..limit(Some("10/s"), 1, None)
+    };
+    let signals = Arc::new(Signals::new());
+    let gate = Arc::new(Gate::new(&alone, &signals));
+    drop(gate.try_start());
+    assert_eq!(gate.startable(true), 0);
+    let opened = signals.opened();
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert_eq!(gate.next_at(), None);
+    assert!(opened.has_changed().unwrap());
+    // Once: nobody must ask all the time while no slot is free.
+    let opened = signals.opened();
+    assert_eq!(gate.next_at(), None);
+    assert!(!opened.has_changed().unwrap());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -32,8 +33,9 @@ pub(crate) struct Permit {
 
 impl Gate {
     pub(super) fn new(limit: &Limit, signals: &Arc<Signals>) -> Self {
+        let local = Local::new(limit, Instant::now(), SystemTime::now());
         Self {
-            local: Mutex::new(Local::new(limit, Instant::now())),
+            local: Mutex::new(local),
             signals: signals.clone(),
         }
     }
@@ -104,7 +106,9 @@ impl Gate {
     }
 
     pub(super) fn local(&self) -> MutexGuard<'_, Local> {
-        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+        local.set_wall_clock(SystemTime::now());
+        local
     }
 }
 

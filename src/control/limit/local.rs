@@ -3,7 +3,7 @@
 #[cfg(feature = "postgres")]
 mod shared;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -35,6 +35,8 @@ pub(super) struct Local {
     /// How many tasks run. They are counted whatever the limit is, so that one that comes while they run counts them.
     used: u32,
     demand: Demand,
+    /// The time of the wall clock.
+    wall: SystemTime,
     #[cfg(feature = "postgres")]
     share: Share,
 }
@@ -95,15 +97,16 @@ pub(super) enum Ended {
 }
 
 impl Local {
-    pub(super) fn new(limit: &Limit, now: Instant) -> Self {
+    pub(super) fn new(limit: &Limit, now: Instant, wall: SystemTime) -> Self {
         let mut local = Self {
             limit: None,
             rate: None,
             places: None,
             used: 0,
             demand: Demand::default(),
+            wall,
             #[cfg(feature = "postgres")]
-            share: Share::new(now),
+            share: Share::new(now, wall),
         };
         local.set_limit(Some(limit), now);
         local
@@ -180,6 +183,11 @@ impl Local {
             self.give_back(tokens);
         }
         self.places = None;
+    }
+
+    /// Follows the wall clock. It only shows whether the machine slept: an administrator may set it.
+    pub(super) fn set_wall_clock(&mut self, wall: SystemTime) {
+        self.wall = wall;
     }
 
     #[cfg(not(feature = "postgres"))]
@@ -332,9 +340,12 @@ impl Local {
         false
     }
 
+    /// Whether this process stood still. The monotonic clock stops while the machine sleeps, and the wall clock does not.
     #[cfg(feature = "postgres")]
     fn is_stalled(&self, now: Instant) -> bool {
-        self.is_shared() && now.saturating_duration_since(self.share.ticked) > STALLED
+        let (ticked, ticked_wall) = self.share.ticked;
+        let slept = self.wall.duration_since(ticked_wall).unwrap_or_default();
+        self.is_shared() && now.saturating_duration_since(ticked).max(slept) > STALLED
     }
 
     /// Whether somebody was refused a moment ago.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -91,7 +91,7 @@ impl World {
     fn join(&mut self) {
         self.started.push(0);
         self.processes.push(Process {
-            local: Local::new(&self.limit, self.now),
+            local: Local::new(&self.limit, self.now, UNIX_EPOCH),
             watch: Watch::default(),
             last: None,
             writing: None,
@@ -431,6 +431,24 @@ async fn a_token_that_comes_between_two_questions_wakes_whoever_was_refused() {
 }
 
 #[test]
+fn a_process_whose_machine_slept_starts_nothing_until_a_round_is_answered() {
+    let mut world = World::new(limit(Some("100/s"), 10, Some(5)), 2);
+    world.run(Duration::from_secs(5));
+    world.is_away = true;
+    let sleeper = &mut world.processes[0].local;
+    // The monotonic clock does not show it.
+    sleeper.set_wall_clock(UNIX_EPOCH + Duration::from_secs(60));
+    let started = world.started.clone();
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.started[0], started[0]);
+    assert!(world.started[1] > started[1]);
+    world.is_away = false;
+    world.run(Duration::from_secs(5));
+    assert!(world.started[0] > started[0]);
+    world.check_rate();
+}
+
+#[test]
 fn a_gate_that_lost_its_limit_counts_what_runs_when_there_is_a_limit_again() {
     let map = |limit: &str| {
         let map = format!(
@@ -457,7 +475,7 @@ fn a_limit_of_each_process_needs_nobody_else() {
         ..limit(Some("10/s"), 3, Some(2))
     };
     let begin = Instant::now();
-    let mut local = Local::new(&alone, begin);
+    let mut local = Local::new(&alone, begin, UNIX_EPOCH);
     assert_eq!(local.try_start(begin), Start::Yes);
     assert_eq!(local.try_start(begin), Start::Yes);
     assert_eq!(local.try_start(begin), Start::No { is_new: true });

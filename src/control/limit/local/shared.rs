@@ -33,12 +33,12 @@ pub(in crate::control::limit) struct Share {
     /// Starts per second, measured.
     used: f64,
     measured: Instant,
-    /// When the rounds have last run.
-    pub(super) ticked: Instant,
+    /// When the rounds have last run, by the monotonic clock and by the wall clock.
+    pub(super) ticked: (Instant, SystemTime),
 }
 
 impl Share {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, wall: SystemTime) -> Self {
         Self {
             id: u64::from(random::number()) << 32 | u64::from(random::number()),
             is_known: false,
@@ -48,7 +48,7 @@ impl Share {
             granted: Held::default(),
             used: 0.0,
             measured: now,
-            ticked: now,
+            ticked: (now, wall),
         }
     }
 }
@@ -57,7 +57,7 @@ impl Local {
     /// The rounds run. A process that stood still uses its share again when a round was answered.
     pub(in crate::control::limit) fn tick(&mut self, now: Instant) {
         if !self.is_stalled(now) {
-            self.share.ticked = now;
+            self.share.ticked = (now, self.wall);
         }
     }
 
@@ -185,7 +185,7 @@ impl Local {
         now: Instant,
     ) -> bool {
         let was_stalled = self.is_stalled(now);
-        self.share.ticked = now;
+        self.share.ticked = (now, self.wall);
         let Some(answer) = answer else {
             // Others may have its share by now.
             self.lower(&Held::default());
@@ -193,7 +193,7 @@ impl Local {
             self.share = Share {
                 used,
                 measured,
-                ..Share::new(now)
+                ..Share::new(now, self.wall)
             };
             return false;
         };
@@ -201,7 +201,7 @@ impl Local {
         self.share.fair = answer.fair;
         self.share.granted = answer.granted;
         if answer.is_left {
-            self.share = Share::new(now);
+            self.share = Share::new(now, self.wall);
             return false;
         }
         let before = self.held();

@@ -205,7 +205,7 @@ impl Local {
             return false;
         }
         let before = self.held();
-        self.raise(answer, sent);
+        self.raise(answer, sent, now);
         let raised = self.held();
         let part = match self.is_wanted(now) {
             true => answer.fair,
@@ -218,7 +218,7 @@ impl Local {
             || raised.running > before.running
     }
 
-    fn raise(&mut self, answer: &Answer, sent: Instant) {
+    fn raise(&mut self, answer: &Answer, sent: Instant, now: Instant) {
         let given = (answer.given - self.share.given).max(0.0);
         self.share.given = answer.given;
         if !self.is_shared() {
@@ -228,6 +228,8 @@ impl Local {
         }
         match &mut self.rate {
             Some(bucket) => {
+                // Until now it had the rate of before.
+                bucket.refill(now);
                 bucket.per_second = bucket.per_second.max(answer.granted.rate);
                 bucket.burst = bucket.burst.max(answer.granted.burst);
                 bucket.tokens += given;

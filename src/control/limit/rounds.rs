@@ -290,34 +290,29 @@ impl Rounds<'_> {
 
     /// Gives up everything that is held and not in use.
     async fn give_back(&mut self) {
-        let now = Instant::now();
+        let deadline = Instant::now() + GIVE_BACK_LIMIT;
         let mut keys = Vec::new();
         for (key, limited) in &mut self.limits {
             let mut local = limited.gate.local();
             local.give_up();
-            if local.takes_part(now) {
+            if local.takes_part(Instant::now()) {
                 keys.push(key.clone());
             }
         }
-        for _ in 0..GIVE_BACK_ATTEMPTS {
-            if keys.is_empty() {
-                return;
-            }
+        while !keys.is_empty() && Instant::now() < deadline {
             self.round(keys.clone()).await;
-            let limits = &self.limits;
-            keys.retain(|key| {
-                let is_held = |it: &Limited| {
-                    let local = it.gate.local();
-                    local.takes_part(now) && !local.runs_any()
-                };
-                limits.get(key).is_some_and(is_held)
-            });
+            let (limits, now) = (&self.limits, Instant::now());
+            keys.retain(|key| limits.get(key).is_some_and(|it| it.must_give_back(now)));
+            if !keys.is_empty() {
+                // Other processes write the same rows, perhaps because they end too.
+                let pause = Duration::from_millis(5 + u64::from(random::number() % 25));
+                sleep(pause).await;
+            }
         }
+        // Another worker of this process may wait.
+        self.shared.signals.open();
     }
 }
-
-/// How often shares are tried to be given back: other processes may write the row at the same time.
-const GIVE_BACK_ATTEMPTS: u32 = 5;
 
 impl Limited {
     fn new(gate: Arc<Gate>) -> Self {
@@ -328,6 +323,12 @@ impl Limited {
             not_before: None,
             watch: Watch::default(),
         }
+    }
+
+    /// Whether it has a share although nobody wants to start anything.
+    fn must_give_back(&self, now: Instant) -> bool {
+        let local = self.gate.local();
+        local.takes_part(now) && !local.is_wanted(now) && !local.runs_any()
     }
 
     /// When the next round is due, if there is to be one.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use futures_util::future::join_all;
 use tierline::{Error, Registry, Tierline, Topology};
 use tierline_testbed::{Network, vhost};
 
@@ -34,6 +35,14 @@ fn map(home: &str, limit: &str) -> String {
 /// When each task started.
 #[derive(Debug, Clone, Default)]
 struct Starts(Arc<Mutex<Vec<Instant>>>);
+
+impl Servers {
+    /// How many processes have a share of a limit.
+    async fn holders(&self) -> i64 {
+        let sql = "SELECT coalesce(sum(jsonb_array_length(state::jsonb -> 'holders')), 0)::bigint FROM tierline.limits";
+        self.count(sql).await
+    }
+}
 
 impl Starts {
     /// Handlers of `order.ship` that note when they start, beside those of `order.notify`.
@@ -257,11 +266,24 @@ async fn the_end_of_a_worker_gives_its_share_back() {
     let (one, other) = (servers.worker(&runs).await, servers.process(&runs).await);
     one.publish_ships(0..5).await;
     runs.until("ship", 1).await;
-    let holders = "SELECT count(*) FROM tierline.limits WHERE state NOT LIKE '%\"holders\":[]%'";
-    assert_eq!(servers.count(holders).await, 1);
+    assert_eq!(servers.holders().await, 1);
     one.end().await;
-    assert_eq!(servers.count(holders).await, 0);
+    assert_eq!(servers.holders().await, 0);
     other.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_end_together_all_give_their_shares_back() {
+    let servers = Servers::start(map("quorum", r#"limit = { rate = "1000/m" }"#)).await;
+    let runs = Runs::free();
+    let mut workers = Vec::new();
+    for _ in 0..12 {
+        workers.push(servers.worker(&runs).await);
+    }
+    workers[0].publish_ships(0..5_000).await;
+    until(async || servers.holders().await == 12).await;
+    join_all(workers.into_iter().map(Process::end)).await;
+    assert_eq!(servers.holders().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,7 +84,7 @@ impl Local {
     }
 
     /// Whether there is somebody who would start more, or has done so a moment ago.
-    fn is_wanted(&self, now: Instant) -> bool {
+    pub(in crate::control::limit) fn is_wanted(&self, now: Instant) -> bool {
         self.is_shared() && is_recent(self.demand.last, now)
     }
 

@@ -73,8 +73,16 @@ enum Job {
 /// The permits of a tier and a task that have limits. They end with the handler, in whatever way it ends, and also with one
 /// that hangs: what it still does, nobody counts any more.
 struct Permits {
-    _tier: Option<Permit>,
-    _task: Option<Permit>,
+    tier: Option<Permit>,
+    task: Option<Permit>,
+}
+
+impl Permits {
+    /// The handler was not called: what was expired, say, is no start.
+    fn give_back(self) {
+        let permits = self.tier.into_iter().chain(self.task);
+        permits.for_each(Permit::give_back);
+    }
 }
 
 impl Group {
@@ -174,22 +182,31 @@ impl Group {
         let mut is_any = false;
         while let Poll::Ready(Some(event)) = self.events.poll_recv(cx) {
             is_any = true;
-            let JobEvent { key, next } = event;
-            self.settle(key, next);
+            self.settle(event);
         }
         is_any
     }
 
-    fn settle(&mut self, key: JobKey, next: Next) {
+    fn settle(&mut self, event: JobEvent) {
+        let JobEvent {
+            key,
+            next,
+            has_started,
+        } = event;
         // A hung handler whose slot went on without it may end after all.
         if !matches!(self.running.get(&key), Some(Job::Handler(..))) {
             return;
         }
         self.handlers -= 1;
         let (source, handle) = key;
-        match next {
-            Next::Done(_) => drop(self.running.remove(&key)),
-            _ => drop(self.running.insert(key, Job::Settling)),
+        let ended = match next {
+            Next::Done(_) => self.running.remove(&key),
+            _ => self.running.insert(key, Job::Settling),
+        };
+        if let Some(Job::Handler(_, permits)) = ended
+            && !has_started
+        {
+            permits.give_back();
         }
         self.sources[source].settle(handle, next);
     }
@@ -324,8 +341,8 @@ impl Group {
             let transactions = self.transactions.clone();
             let handler = job::start(shared, transactions, received, lease, key, sender);
             let permits = Permits {
-                _tier: permit,
-                _task: task_permit,
+                tier: permit,
+                task: task_permit,
             };
             self.running.insert(key, Job::Handler(handler, permits));
             self.handlers += 1;

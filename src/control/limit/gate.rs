@@ -115,7 +115,10 @@ impl Gate {
 impl Permit {
     /// Nothing was started after all.
     pub(crate) fn give_back(self) {
-        self.gate.local().give_token_back();
+        let is_opened = self.gate.local().give_token_back(Instant::now());
+        if is_opened {
+            self.gate.signals.open();
+        }
     }
 }
 

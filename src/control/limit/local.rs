@@ -259,11 +259,14 @@ impl Local {
         std::mem::take(&mut self.demand.is_refused)
     }
 
-    /// A task for which a right was taken was not started.
-    pub(super) fn give_token_back(&mut self) {
+    /// A task for which a right was taken was not started; whether only this lets another one start.
+    pub(super) fn give_token_back(&mut self, now: Instant) -> bool {
+        self.demand.starts = self.demand.starts.saturating_sub(1);
+        let had_token = self.has_token(now);
         if let Some(bucket) = &mut self.rate {
             bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst.into());
         }
+        !had_token && self.has_token(now)
     }
 
     /// A task has ended.

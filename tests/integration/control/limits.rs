@@ -194,6 +194,27 @@ async fn a_limit_is_changed_while_it_is_in_force() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_has_expired_uses_up_no_rate() {
+    for home in HOMES {
+        let limit = r#"limit = { rate = "1/h", burst = 3 }"#;
+        let servers = Servers::start(map(home, limit)).await;
+        let runs = Runs::free();
+        let process = servers.process(&runs).await;
+        for order in 0..20 {
+            let customer = String::new();
+            let ship = Ship { order, customer };
+            process.app.publish(ship).expires("1ms").await.unwrap();
+        }
+        process.publish_ships(20..22).await;
+        let process = process.working();
+        runs.until("ship", 2).await;
+        until(async || process.heard.count("expired") == 20).await;
+        until(async || process.heard.count("done") == 2).await;
+        process.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn limits_that_make_no_sense_are_refused() {
     let servers = Servers::start(map("postgres", "")).await;
     let process = servers.process(&Runs::free()).await;

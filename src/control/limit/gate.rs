@@ -56,6 +56,13 @@ impl Gate {
         }
     }
 
+    /// Counts a task that ran before there was a limit.
+    pub(crate) fn count_running(self: &Arc<Self>) -> Permit {
+        self.local().count_running();
+        self.signals.round_is_due();
+        Permit { gate: self.clone() }
+    }
+
     /// Whether [`try_start`](Self::try_start) would succeed. Ask it only if there is a task to be started: a closed gate notes
     /// that, as if [`try_start`](Self::try_start) had refused.
     pub(crate) fn is_open(&self) -> bool {

@@ -32,7 +32,7 @@ pub(super) struct Local {
     limit: Option<Limit>,
     rate: Option<Bucket>,
     places: Option<Places>,
-    /// How many tasks run. They are counted whatever the limit is, so that one that comes while they run counts them.
+    /// How many tasks run, also while there is no limit: they count when there is one again.
     used: u32,
     demand: Demand,
     /// The time of the wall clock.
@@ -238,6 +238,14 @@ impl Local {
         self.used += 1;
         self.demand.starts = self.demand.starts.saturating_add(1);
         Start::Yes
+    }
+
+    /// Counts a task that ran before there was a limit. It has its place, also where that is one too many.
+    pub(super) fn count_running(&mut self) {
+        self.used += 1;
+        if let Some(places) = &mut self.places {
+            places.held = places.held.max(self.used);
+        }
     }
 
     /// Notes that there is a task that may not start; whether it is the first for a time.

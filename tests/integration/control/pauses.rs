@@ -106,7 +106,11 @@ async fn what_runs_over_a_pause_and_a_lost_connection_is_not_run_a_second_time()
         runs.open.add_permits(10);
         until(async || worker.heard.count("done") == 2).await;
         worker.end().await;
-        assert_eq!(servers.vhost.depth("shop.normal").await.unwrap(), 0, "{home}");
+        assert_eq!(
+            servers.vhost.depth("shop.normal").await.unwrap(),
+            0,
+            "{home}"
+        );
     }
 }
 

@@ -135,7 +135,7 @@ impl Drop for Permit {
         match ended {
             Ended::Opened => self.gate.signals.open(),
             // Another process waits for the place.
-            Ended::Lowered => self.gate.signals.round_is_due(),
+            Ended::GivesUpPlace => self.gate.signals.round_is_due(),
             Ended::Nothing => {}
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 #[cfg(feature = "postgres")]
-use shared::Share;
+use shared::ShareState;
 
 use crate::topology::{Limit, LimitScope};
 
@@ -38,7 +38,7 @@ pub(super) struct Local {
     /// The time of the wall clock.
     wall: SystemTime,
     #[cfg(feature = "postgres")]
-    share: Share,
+    share: ShareState,
 }
 
 /// How much is asked for.
@@ -61,7 +61,7 @@ struct Bucket {
     per_second: f64,
     burst: u32,
     tokens: f64,
-    /// When `tokens` was true.
+    /// The time for which `tokens` was computed.
     at: Instant,
 }
 
@@ -80,8 +80,8 @@ struct Places {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Yes,
-    /// Whether it is the first refusal for a time.
     No {
+        /// Whether there was no refusal in the last 1.5 s.
         is_new: bool,
     },
 }
@@ -91,8 +91,8 @@ pub(super) enum Start {
 pub(super) enum Ended {
     /// Another task may start.
     Opened,
-    /// A place is to be given up.
-    Lowered,
+    /// This process has a place too many, which another one waits for.
+    GivesUpPlace,
     Nothing,
 }
 
@@ -106,7 +106,7 @@ impl Local {
             demand: Demand::default(),
             wall,
             #[cfg(feature = "postgres")]
-            share: Share::new(now, wall),
+            share: ShareState::new(now, wall),
         };
         local.set_limit(Some(limit), now);
         local
@@ -248,7 +248,7 @@ impl Local {
         }
     }
 
-    /// Notes that there is a task that may not start; whether it is the first for a time.
+    /// Notes that there is a task that may not start; whether there was no refusal in the last 1.5 s.
     pub(super) fn refuse(&mut self, now: Instant) -> bool {
         let is_new = !self.lacks(now);
         self.demand.last = Some(now);
@@ -282,7 +282,7 @@ impl Local {
         let was_full = matches!(&self.places, Some(places) if self.used >= places.held);
         self.used = self.used.saturating_sub(1);
         if self.lower_places() {
-            return Ended::Lowered;
+            return Ended::GivesUpPlace;
         }
         match was_full {
             true => Ended::Opened,

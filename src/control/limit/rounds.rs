@@ -14,8 +14,8 @@ use sqlx::postgres::PgRow;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::beats::Watch;
-use super::share::{Outcome, Pool, Report, Whole};
+use super::beats::Liveness;
+use super::share::{LimitParts, Outcome, Pool, Report};
 use super::{Gate, Gates, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
@@ -130,11 +130,11 @@ struct Rounds<'a> {
 struct Limited {
     gate: Arc<Gate>,
     /// As it was last in force. With that the process gives its share back after the limit has ended.
-    whole: Whole,
+    limit: LimitParts,
     /// When the last round was, and when the next is due at the earliest.
     last: Option<Instant>,
     not_before: Option<Instant>,
-    watch: Watch,
+    liveness: Liveness,
 }
 
 /// A row of a limit.
@@ -227,7 +227,7 @@ impl Rounds<'_> {
                 }
                 self.retry_at = Some(Instant::now() + self.backoff.next());
                 for limited in self.limits.values_mut() {
-                    limited.watch.forget();
+                    limited.liveness.forget();
                 }
             }
         }
@@ -237,15 +237,15 @@ impl Rounds<'_> {
         let app = self.app;
         let sent = Instant::now();
         // Before the row is read: what a process gives up must not be in its hands any more at the time of the pool.
-        let reports: Vec<(Key, Whole, Report)> = keys
+        let reports: Vec<(Key, LimitParts, Report)> = keys
             .iter()
             .filter_map(|key| {
                 let limited = self.limits.get_mut(key)?;
                 let mut local = limited.gate.local();
                 if let Some(limit) = local.shared_limit() {
-                    limited.whole = Whole::of(limit);
+                    limited.limit = LimitParts::of(limit);
                 }
-                Some((key.clone(), limited.whole, local.report(sent)))
+                Some((key.clone(), limited.limit, local.report(sent)))
             })
             .collect();
         let reading = self
@@ -254,14 +254,14 @@ impl Rounds<'_> {
                 read(connection, app, &reports).await
             });
         let rows = reading.await?;
-        for ((key, whole, report), stored) in reports.iter().zip(rows) {
+        for ((key, limit, report), stored) in reports.iter().zip(rows) {
             let Some(limited) = self.limits.get_mut(key) else {
                 continue;
             };
-            let whole = *whole;
-            let dead = limited.watch.look(stored.pool.as_ref(), Instant::now());
-            let pool = stored.pool.unwrap_or_else(|| Pool::new(whole, stored.now));
-            let Outcome { pool, answer } = pool.round(whole, report, &dead, stored.now);
+            let limit = *limit;
+            let dead = limited.liveness.dead(stored.pool.as_ref(), Instant::now());
+            let pool = stored.pool.unwrap_or_else(|| Pool::new(limit, stored.now));
+            let Outcome { pool, answer } = pool.round(limit, report, &dead, stored.now);
             if let Some(pool) = pool {
                 let state = serde_json::to_string(&pool).unwrap_or_default();
                 let writing = self
@@ -318,10 +318,10 @@ impl Limited {
     fn new(gate: Arc<Gate>) -> Self {
         Self {
             gate,
-            whole: Whole::default(),
+            limit: LimitParts::default(),
             last: None,
             not_before: None,
-            watch: Watch::default(),
+            liveness: Liveness::default(),
         }
     }
 
@@ -349,7 +349,7 @@ impl Limited {
 async fn read(
     connection: &mut PgConnection<'_>,
     app: &str,
-    reports: &[(Key, Whole, Report)],
+    reports: &[(Key, LimitParts, Report)],
 ) -> Result<Vec<Stored>, sqlx::Error> {
     let keys = reports.iter().map(|(key, ..)| key);
     let (kinds, names): (Vec<&str>, Vec<&str>) =

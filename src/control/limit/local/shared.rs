@@ -1,7 +1,7 @@
 //! The part of a process in a limit that processes share.
 
 use super::*;
-use crate::control::limit::share::{Answer, Held, Report, ShareId, Wants};
+use crate::control::limit::share::{Answer, Report, Share, ShareId, Wants};
 use crate::random;
 
 /// How much more than its measured use a process wants, and how coarse that is: not every round is to change a row.
@@ -18,7 +18,7 @@ const EVERY_WHEN_RUNNING: Duration = Duration::from_secs(4);
 
 /// How the pool of a limit knows this process.
 #[derive(Debug)]
-pub(in crate::control::limit) struct Share {
+pub(in crate::control::limit) struct ShareState {
     /// Drawn anew after the pool has forgotten it.
     id: ShareId,
     /// Whether a round was answered under this id.
@@ -28,8 +28,8 @@ pub(in crate::control::limit) struct Share {
     pub(super) returned: f64,
     given: f64,
     /// What the last answer named as the fair part, and what the pool thinks is held.
-    fair: Held,
-    granted: Held,
+    fair: Share,
+    granted: Share,
     /// Starts per second, measured.
     used: f64,
     measured: Instant,
@@ -37,15 +37,15 @@ pub(in crate::control::limit) struct Share {
     pub(super) ticked: (Instant, SystemTime),
 }
 
-impl Share {
+impl ShareState {
     pub(super) fn new(now: Instant, wall: SystemTime) -> Self {
         Self {
             id: u64::from(random::number()) << 32 | u64::from(random::number()),
             is_known: false,
             returned: 0.0,
             given: 0.0,
-            fair: Held::default(),
-            granted: Held::default(),
+            fair: Share::default(),
+            granted: Share::default(),
             used: 0.0,
             measured: now,
             ticked: (now, wall),
@@ -67,10 +67,10 @@ impl Local {
         if !self.takes_part(now) {
             return None;
         }
-        let is_told = self.share.is_known && self.held() == self.share.granted;
+        let is_agreed = self.share.is_known && self.held() == self.share.granted;
         Some(match () {
             // What was given up may be held by others then.
-            () if !is_told => Duration::ZERO,
+            () if !is_agreed => Duration::ZERO,
             () if self.is_short(now) => EVERY_WHEN_SHORT,
             () if self.is_wanted(now) => EVERY,
             () if self.runs_any() => EVERY_WHEN_RUNNING,
@@ -111,12 +111,12 @@ impl Local {
         self.is_shared() && self.used > 0 && self.places.is_some()
     }
 
-    pub(in crate::control::limit) fn held(&self) -> Held {
+    pub(in crate::control::limit) fn held(&self) -> Share {
         if !self.is_shared() {
-            return Held::default();
+            return Share::default();
         }
         let rate = self.rate.as_ref();
-        Held {
+        Share {
             rate: rate.map_or(0.0, |bucket| bucket.per_second),
             burst: rate.map_or(0, |bucket| bucket.burst),
             running: self.places.as_ref().map_or(0, |places| places.held),
@@ -131,7 +131,7 @@ impl Local {
             bucket.refill(now);
         }
         if !is_wanted {
-            self.lower(&Held::default());
+            self.lower(&Share::default());
         }
         let share = &self.share;
         let room = self.rate.as_ref().filter(|_| self.is_shared());
@@ -188,12 +188,12 @@ impl Local {
         self.share.ticked = (now, self.wall);
         let Some(answer) = answer else {
             // Others may have its share by now.
-            self.lower(&Held::default());
+            self.lower(&Share::default());
             let (used, measured) = (self.share.used, self.share.measured);
-            self.share = Share {
+            self.share = ShareState {
                 used,
                 measured,
-                ..Share::new(now, self.wall)
+                ..ShareState::new(now, self.wall)
             };
             return false;
         };
@@ -201,7 +201,7 @@ impl Local {
         self.share.fair = answer.fair;
         self.share.granted = answer.granted;
         if answer.is_left {
-            self.share = Share::new(now, self.wall);
+            self.share = ShareState::new(now, self.wall);
             return false;
         }
         let before = self.held();
@@ -209,7 +209,7 @@ impl Local {
         let raised = self.held();
         let part = match self.is_wanted(now) {
             true => answer.fair,
-            false => Held::default(),
+            false => Share::default(),
         };
         self.lower(&part);
         was_stalled
@@ -244,7 +244,7 @@ impl Local {
     }
 
     /// Lowers what is held to a part. Places are given up when their tasks end.
-    fn lower(&mut self, part: &Held) {
+    fn lower(&mut self, part: &Share) {
         if !self.is_shared() {
             return;
         }

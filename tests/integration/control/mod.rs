@@ -195,7 +195,7 @@ impl Servers {
     /// One that reaches the database by another way.
     async fn process_at(&self, database: &str, registry: Registry) -> Process {
         let amqp = self.vhost.amqp_url();
-        self.process_over(&amqp, database, registry).await
+        self.process_over(amqp, database, registry).await
     }
 
     /// One that reaches both servers by another way.

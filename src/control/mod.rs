@@ -38,7 +38,7 @@ pub use change::{Change, Changed};
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
-pub(crate) use limit::{Gate, Gates, Limits, Permit};
+pub(crate) use limit::{Gate, Gates, Limits, Outlook, Permit};
 #[cfg(feature = "postgres")]
 pub use limit_change::LimitChange;
 #[cfg(feature = "postgres")]

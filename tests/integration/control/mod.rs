@@ -197,9 +197,15 @@ impl Servers {
 
     /// One that reaches the database by another way.
     async fn process_at(&self, database: &str, registry: Registry) -> Process {
+        let amqp = self.vhost.amqp_url();
+        self.process_over(amqp, database, registry).await
+    }
+
+    /// One that reaches both servers by another way.
+    async fn process_over(&self, amqp: &str, database: &str, registry: Registry) -> Process {
         let heard = Heard::default();
         let app = Tierline::builder(Topology::parse(&self.map).unwrap())
-            .amqp(self.vhost.amqp_url())
+            .amqp(amqp)
             .postgres(database)
             .registry(registry)
             .observe(heard.ear())

@@ -47,7 +47,7 @@ pub fn edited(text: &[u8], edits: &[Edit]) -> Vec<u8> {
 /// A header: which name, which kind of value, and what it is made of.
 pub type Header = (u8, u8, Vec<u8>);
 
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 25] = [
     "tierline-version",
     "tierline-attempt",
     "tierline-enqueued-at",
@@ -67,6 +67,7 @@ const NAMES: [&str; 24] = [
     "tierline-worker",
     "tierline-worker-version",
     "tierline-left-out",
+    "tierline-limit-key",
     "traceparent",
     "x-death",
     "x-first-death-queue",

@@ -3,7 +3,6 @@
 use uuid::Uuid;
 
 use super::finished::ONE_FINISHED;
-use super::parked::lock_lanes_of;
 use super::task::{FoundRow, TaskState};
 use crate::TaskId;
 use crate::postgres::PgConnection;
@@ -139,7 +138,7 @@ pub(super) async fn limit_lock_waits(
     sqlx::query(limit).execute(transaction).await.map(drop)
 }
 
-/// Locks a row that waits in this state. `None`: it does not any more.
+/// Locks a row that waits in this state. The lane of one that is parked must be locked before. `None`: it does not any more.
 pub(super) async fn lock_waiting(
     connection: &mut PgConnection<'_>,
     state: TaskState,
@@ -147,10 +146,7 @@ pub(super) async fn lock_waiting(
 ) -> Result<Option<FoundRow>, sqlx::Error> {
     let locking = match state {
         TaskState::Ready => LOCK_READY,
-        TaskState::Parked => {
-            lock_lanes_of(connection, &[id]).await?;
-            LOCK_PARKED
-        }
+        TaskState::Parked => LOCK_PARKED,
         TaskState::Scheduled => LOCK_SCHEDULED,
         TaskState::Running | TaskState::Finished => return Ok(None),
     };

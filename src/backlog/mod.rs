@@ -50,8 +50,8 @@ pub(crate) use keys::{
 };
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use parked::{
-    Lane, LaneClaim, OpenLanes, ParkFrom, ParkedRow, Sweep, Unparked, claim_parked, lock_ready,
-    open_lanes, park, remove_empty_lanes, unpark,
+    ClaimedFromLanes, Lane, LaneClaim, LaneKeys, OpenLanes, ParkFrom, Sweep, Unparked,
+    claim_parked, lock_ready, open_lanes, park, remove_empty_lanes, unpark,
 };
 pub(crate) use promote::{
     AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
@@ -65,9 +65,11 @@ use crate::postgres::{Database, DedicatedConnection, PgConnection};
 
 /// Settings of connections for rows. Their statements are made for index scans: a plan that Postgres made while a table
 /// was small, and keeps, must not scan it when it is large. A statement that a client gave up after 10 s would stay on the
-/// server for as long as it waits for a lock, and the next one opens another connection: it ends soon after.
+/// server for as long as it waits for a lock, and the next one opens another connection: it ends soon after. A process that stands
+/// still within a transaction keeps its locks no longer than that.
 const SETUP: &str = "SET statement_timeout = '12s'; SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; \
-                     SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan; SET jit = off";
+                     SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan; SET jit = off; \
+                     SET idle_in_transaction_session_timeout = '5s'";
 
 /// Gives tiers their numbers, if they have none. Returns those that had none.
 pub(crate) async fn add_backlogs(

@@ -126,9 +126,11 @@ const PARKED: &str = "WITH found AS MATERIALIZED ( \
      ), locked AS MATERIALIZED ( \
         SELECT id FROM tierline.lanes WHERE id = ANY(ARRAY(SELECT lane FROM wanted WHERE NOT is_too_old)) \
         ORDER BY task, key FOR UPDATE \
+     ), chosen AS MATERIALIZED ( \
+        SELECT ctid AS place FROM tierline.parked WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) \
+            AND lane = ANY(ARRAY(SELECT id FROM locked)) FOR UPDATE SKIP LOCKED \
      ), taken AS ( \
-        DELETE FROM tierline.parked WHERE id = ANY(ARRAY(SELECT id FROM wanted WHERE NOT is_too_old)) \
-            AND lane = ANY(ARRAY(SELECT id FROM locked)) RETURNING parked.* \
+        DELETE FROM tierline.parked WHERE ctid = ANY(ARRAY(SELECT place FROM chosen)) RETURNING parked.* \
      ), moved AS ( \
         INSERT INTO tierline.ready (id, due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload) \
         SELECT id, due_at, $2, first_backlog, CASE WHEN rank > 0 THEN 1000 - greatest(least(1000 - rank, $5), $4) \

@@ -10,6 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::keys::RowKey;
+use super::parked::Lane;
 use crate::TaskId;
 use crate::message::{Message, QUARANTINE_FROM, Received, properties, wire};
 use crate::postgres::Time;
@@ -33,8 +34,10 @@ pub(crate) struct NewRow {
     pub(crate) payload: Vec<u8>,
     /// The key that it is published with.
     pub(crate) key: Option<RowKey>,
-    /// Whether its message waited in the queue of its tier, which has room for it by the queue's own limit.
-    pub(crate) is_parked: bool,
+    /// Whether its message waited in the queue of its tier, which had room for it by the queue's own limit.
+    pub(crate) was_queued: bool,
+    /// The lane in which it is to wait. `None`: it may be claimed at once.
+    pub(crate) lane: Option<Lane>,
 }
 
 impl NewRow {
@@ -64,7 +67,8 @@ impl NewRow {
             after,
             properties,
             payload: std::mem::take(&mut message.payload),
-            is_parked: false,
+            was_queued: false,
+            lane: None,
         }
     }
 
@@ -88,7 +92,8 @@ impl NewRow {
             properties: Some(properties::encode(sent)),
             payload,
             key: None,
-            is_parked: false,
+            was_queued: false,
+            lane: None,
         }
     }
 

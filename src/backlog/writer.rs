@@ -21,6 +21,7 @@ use super::commits::CommitWatcher;
 use super::insert::insert_rows;
 use super::keys::{Inserted, KeyProblem, KeyedInsert, KeyedRow, Wait, insert_keyed};
 use super::notify::{NOTIFY_BELOW, notice, notify};
+use super::parked::{Lane, park_new};
 use super::prepare::TiersKnown;
 use super::room::Room;
 use super::row::NewRow;
@@ -273,10 +274,13 @@ impl WriterConnection {
         let (keyed, plain): (Vec<_>, Vec<_>) = batch
             .into_iter()
             .partition(|insert| insert.row.key.is_some());
+        let (parked, plain): (Vec<_>, Vec<_>) = plain
+            .into_iter()
+            .partition(|insert| insert.row.lane.is_some());
         let (at_once, later): (Vec<_>, Vec<_>) = plain
             .into_iter()
             .partition(|insert| insert.row.after.is_zero());
-        for batch in [keyed, at_once, later] {
+        for batch in [keyed, parked, at_once, later] {
             self.insert_all(batch).await;
         }
     }
@@ -326,13 +330,16 @@ impl WriterConnection {
         }
     }
 
-    /// Inserts rows that all have keys, or that all have none.
+    /// Inserts rows that all have keys, all have lanes, or are all plain.
     async fn execute(&mut self, batch: &[Insert]) -> Result<Vec<KeyedInsert>, InsertFailure> {
         let of = (&*self.app, self.tier.as_str());
         let rows: Vec<&NewRow> = batch.iter().map(|insert| &*insert.row).collect();
         let keyed = batch.iter();
         let keyed = keyed.filter_map(|insert| KeyedRow::of(&insert.row, insert.has_room));
         let keyed: Vec<KeyedRow<'_>> = keyed.collect();
+        let parked = rows.iter();
+        let parked = parked.filter_map(|row| Some((*row, row.lane.as_ref()?)));
+        let parked: Vec<(&NewRow, &Lane)> = parked.collect();
         let wait = self.wait;
         let keeping: Vec<&str> = self.keeping.iter().map(String::as_str).collect();
         let is_prepared = std::mem::replace(&mut self.is_prepared, true);
@@ -344,6 +351,10 @@ impl WriterConnection {
                     add_backlogs(connection, of.0, &[of.1]).await?;
                 }
                 let inserted = match keyed.is_empty() {
+                    true if !parked.is_empty() => {
+                        let inserted = park_new(connection, of, &parked).await;
+                        inserted.map(|_| vec![Ok(Inserted::New); rows.len()])
+                    }
                     true => {
                         let inserted = insert_rows(connection, of, &rows).await;
                         inserted.map(|_| vec![Ok(Inserted::New); rows.len()])
@@ -375,7 +386,7 @@ impl WriterConnection {
         let mut admitted = Vec::with_capacity(batch.len());
         let mut refused = None;
         for mut insert in batch.drain(..) {
-            if insert.row.is_parked {
+            if insert.row.was_queued {
                 admitted.push(insert);
                 continue;
             }

@@ -15,8 +15,8 @@ const LONGEST_KEY: usize = 200;
 /// Why tasks of one name may not run as they come.
 #[derive(Debug, Clone)]
 pub(crate) enum Gated {
-    /// None of them starts.
-    Paused,
+    /// None of them starts. Those with a limit for each key wait by their key meanwhile.
+    Paused { path: Option<Arc<str>> },
     /// As many start as the gate lets through.
     Limited(Arc<Gate>),
     /// As many of each key run as have places, and start as the gate lets through.
@@ -60,7 +60,11 @@ impl Gating {
             tasks.insert(task.name.clone(), gated);
         }
         for task in snapshot.paused_tasks() {
-            tasks.insert(task.to_owned(), Gated::Paused);
+            let path = match tasks.get(task) {
+                Some(Gated::PerKey { path, .. }) => Some(path.clone()),
+                _ => None,
+            };
+            tasks.insert(task.to_owned(), Gated::Paused { path });
         }
         let fair = topology.tier(tier).and_then(|tier| tier.fair.as_deref());
         Self {
@@ -96,31 +100,31 @@ impl Gating {
     fn path(&self, task: &str) -> Option<&str> {
         match self.of(task) {
             Some(Gated::PerKey { path, .. }) => Some(path),
+            Some(Gated::Paused { path }) => path.as_deref(),
             Some(Gated::Limited(_)) => None,
-            // After the pause it runs among those of its key again.
-            Some(Gated::Paused) => None,
             None => self.fair.as_deref(),
         }
     }
 
-    /// The name of the lanes that a task waits in, if it may not run as it comes; empty if it waits among all tasks of the
-    /// tier.
-    pub(crate) fn lane_task<'t>(&self, task: &'t str) -> Option<&'t str> {
+    /// The task of the lanes that a task waits in; empty if it waits among all tasks of the tier.
+    pub(crate) fn lane_task<'t>(&self, task: &'t str) -> &'t str {
         match self.of(task) {
-            Some(_) => Some(task),
-            None => self.fair.is_some().then_some(""),
+            None if self.fair.is_some() => "",
+            _ => task,
         }
     }
 
-    /// The key of a task among those of its lanes: one that was given at its publish, else the field of its payload.
-    /// Empty if it has none.
-    pub(crate) fn key(&self, task: &str, given: Option<&str>, payload: &[u8]) -> String {
+    /// What tells its lane from others of its task: `=` and the key that was given at its publish, else the field of its
+    /// payload, which may be missing. Empty if tasks are not told apart by a key.
+    pub(crate) fn lane_key(&self, task: &str, given: Option<&str>, payload: &[u8]) -> String {
         match self.path(task) {
-            Some(path) => kept(
-                given
-                    .map(str::to_owned)
-                    .unwrap_or_else(|| field(payload, path)),
-            ),
+            Some(path) => {
+                let key = match given {
+                    Some(given) => given.to_owned(),
+                    None => field(payload, path),
+                };
+                format!("={}", kept(key))
+            }
             None => String::new(),
         }
     }

@@ -373,6 +373,15 @@ pub(super) fn read_fair(tier: &mut Reader<'_>, home: Home) -> Option<String> {
         tier.reject("fair", message, Some(help));
         return None;
     }
+    if tier.has("promote") {
+        let message = format!(
+            "{} has fair and promote, and only one of the two decides which task is next",
+            tier.what()
+        );
+        let help = "with fair the keys take turns, so no task waits behind all of another key; leave promote out, or fair";
+        tier.reject("promote", message, Some(help));
+        return None;
+    }
     Some(path)
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use quote::ToTokens;
 use syn::{Fields, Item, Visibility};
@@ -73,6 +74,14 @@ async fn no_public_type_shows_a_credential() {
     shown.add("Backlog", &backlog);
     shown.add("Escalation", &backlog.escalate(&"one".into(), "normal"));
     shown.add("Relay", &app.relay().unwrap());
+    let control = app.control().unwrap();
+    shown.add("Control", &control);
+    shown.add("Change", &control.pause_tier("normal"));
+    shown.add("LimitChange", &control.limit_tier("normal"));
+    shown.add("Overriding", &control.override_task("order.ship"));
+    let rollups = app.rollups().unwrap();
+    shown.add("Rollups", &rollups);
+    shown.add("RollupQuery", &rollups.last(Duration::from_secs(60)));
     let tester = Tester::builder().registry(Registry::new());
     let tester = tester.database(Database::new(&postgres).unwrap());
     shown.add("TesterBuilder", &tester);

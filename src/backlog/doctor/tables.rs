@@ -9,8 +9,8 @@ use crate::amqp::{Finding, Severity};
 use crate::postgres::PgConnection;
 
 /// The tables whose rows come and go by the thousand.
-const TABLES: [&str; 3] = ["ready", "scheduled", "running"];
-/// Their storage parameters, as migration 201 set them.
+const TABLES: [&str; 4] = ["ready", "scheduled", "running", "parked"];
+/// Their storage parameters, as migrations 201 and 303 set them.
 const PARAMETERS: [(&str, &str); 4] = [
     ("autovacuum_vacuum_scale_factor", "0.01"),
     ("autovacuum_vacuum_threshold", "5000"),

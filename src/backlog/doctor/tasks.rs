@@ -203,9 +203,9 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// How many could run now.
+    /// How many are due.
     fn count(&self) -> i64 {
-        self.ready + self.due
+        self.ready + self.parked + self.due
     }
 }
 

@@ -68,6 +68,14 @@ impl Gate {
         startable
     }
 
+    /// Whether one more task may wait for its right to start beside so many: it starts in a moment, or this process has not
+    /// asked for a share yet.
+    pub(crate) fn may_wait(&self, waiting: usize) -> bool {
+        let now = Instant::now();
+        let mut local = self.local();
+        local.startable(now) > waiting || waiting == 0 && local.starts_soon(now)
+    }
+
     /// When a task may start by itself. `None`: now, or after one of the [`changes`](Self::changes).
     pub(crate) fn next_at(&self) -> Option<Instant> {
         let now = Instant::now();

@@ -22,6 +22,8 @@ const STALLED: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(20);
 /// What is added to a token that is nearly there: the sum of many fractions is never exact.
 const NEARLY: f64 = 1e-9;
+/// A task that starts within this time may wait for it where others need the room.
+const SOON: Duration = Duration::from_millis(250);
 /// How much of its rate a process may have prefetched.
 const PREFETCHED: f64 = 0.25;
 
@@ -264,6 +266,16 @@ impl Local {
         }
         let missing = (1.0 - bucket.tokens).max(0.0) / bucket.per_second;
         now.checked_add(Duration::try_from_secs_f64(missing).ok()?)
+    }
+
+    /// Whether a task may start by itself in a moment, or nobody can tell before the processes have divided the limit.
+    pub(super) fn starts_soon(&mut self, now: Instant) -> bool {
+        self.is_undecided() || self.next_at(now).is_some_and(|at| at <= now + SOON)
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    fn is_undecided(&self) -> bool {
+        false
     }
 
     /// How many deliveries are worth holding prefetched, at least 1.

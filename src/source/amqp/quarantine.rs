@@ -399,8 +399,11 @@ impl Taker {
                 self.settings.count_crash(&origin, &received).await
             }
             #[cfg(feature = "postgres")]
-            (RedeliveryCause::Explained, Some(tier)) if self.must_park(tier, &received) => {
-                self.settings.park(&received).await
+            (RedeliveryCause::Explained, Some(tier))
+                if let Some(gating) = self.must_park(tier, &received) =>
+            {
+                let gating = gating.of(received.task()).is_some().then_some(&gating);
+                self.settings.park(&origin, &received, gating).await
             }
             (RedeliveryCause::Explained, Some(tier)) => self.offer(&origin, tier, &received).await,
             // The map gives the task to another group today: its workers put it into their quarantine.
@@ -447,13 +450,12 @@ impl Taker {
         index
     }
 
-    /// Whether a message may not run now as it comes, because of an operator or a limit: it waits as a row of its tier.
+    /// What holds back a message that may not run now as it comes, because of an operator or a limit: it waits as a row of
+    /// its tier.
     #[cfg(feature = "postgres")]
-    fn must_park(&self, tier: usize, received: &Received) -> bool {
+    fn must_park(&self, tier: usize, received: &Received) -> Option<Gating> {
         let settings = &self.settings;
-        let Some(tier) = self.group.tiers.get(tier) else {
-            return false;
-        };
+        let tier = self.group.tiers.get(tier)?;
         let snapshot = settings.controls.now();
         let gating = Gating::new(&settings.topology, tier, &snapshot, &settings.limits);
         // It would go from the front of the quarantine to its back again and again.
@@ -464,7 +466,7 @@ impl Taker {
         let is_held_back = snapshot.is_paused(&self.group.name, tier)
             || gating.of(received.task()).is_some()
             || is_at_limit();
-        is_held_back && settings.publisher.has_database()
+        (is_held_back && settings.publisher.has_database()).then_some(gating)
     }
 
     /// Offers the message to the group, runs it, and stores what follows.

@@ -10,7 +10,9 @@ use tokio::time::Instant;
 use super::ConsumerSettings;
 use crate::Error;
 #[cfg(feature = "postgres")]
-use crate::backlog::NewRow;
+use crate::backlog::{Lane, NewRow};
+#[cfg(feature = "postgres")]
+use crate::control::Gating;
 #[cfg(feature = "postgres")]
 use crate::dead::{Entry, write_entry};
 use crate::error::PublishError;
@@ -19,6 +21,8 @@ use crate::observe::Event;
 use crate::publish::{Content, Outgoing, OutgoingMessage};
 use crate::route::{self, RouteRequest};
 use crate::source::crash::{crash_loop, delay_after_crash};
+#[cfg(feature = "postgres")]
+use crate::source::parked_tasks::lane_of;
 use crate::source::{Next, emit_dead, emit_later, no_delays, task_ref, unreadable};
 #[cfg(feature = "postgres")]
 use crate::topology::UNORDERED_PRIORITY;
@@ -31,6 +35,14 @@ const COPY_LIMIT: Duration = Duration::from_secs(3);
 /// The pause before a message goes back because the broker did not store what follows on it: the message
 /// will be delivered again at once, and the cause may take longer to pass.
 const BACK_PAUSE: Duration = Duration::from_secs(1);
+/// How long the database may take to store a task that may not run now.
+#[cfg(feature = "postgres")]
+const PARK_LIMIT: Duration = Duration::from_secs(2);
+/// After how long a task comes back that it did not store, and the pause where the tier has no delay queues.
+#[cfg(feature = "postgres")]
+const PARK_AGAIN_AFTER: Duration = Duration::from_secs(30);
+#[cfg(feature = "postgres")]
+const PARK_PAUSE: Duration = Duration::from_secs(5);
 /// The queue that a delivery came from.
 #[derive(Debug, Clone)]
 pub(super) enum Origin {
@@ -190,16 +202,61 @@ impl ConsumerSettings {
         }
     }
 
-    /// Stores a message as a row of its tier, where it waits until it may run.
+    /// Stores a message as a row of its tier, where it waits until it may run: in the lane that `gating` says, or among the
+    /// ready rows.
+    ///
+    /// While the database stores nothing, the message waits in the tier's delay queue. It must not go back to its queue: then
+    /// another process would take it for the victim of a crash, and it would keep the tier's other tasks from the prefetch
+    /// window.
     #[cfg(feature = "postgres")]
-    pub(super) async fn park(&self, received: &Received) -> Stored {
+    pub(super) async fn park(
+        &self,
+        origin: &Origin,
+        received: &Received,
+        gating: Option<&Gating>,
+    ) -> Stored {
         let Ok(message) = received.message() else {
-            return self
-                .store(&Origin::Tier(String::new()), received, unreadable(received))
-                .await;
+            return self.store(origin, received, unreadable(received)).await;
         };
-        let highest = self.topology.tier(&message.tier);
-        let is_ordered = highest.is_some_and(|tier| tier.home.max_priority().is_some());
+        if !self.parked_tasks.are_failing() {
+            let deadline = Instant::now() + PARK_LIMIT;
+            let lane = gating.map(|gating| lane_of(gating, received));
+            let row = self.parked_row(received, message, lane);
+            let parking = self.publisher.forward(row, &message.id, deadline);
+            match parking.await {
+                Ok(()) => {
+                    if self.parked_tasks.succeeded() {
+                        tracing::info!("tasks that may not run now are stored in Postgres again");
+                    }
+                    return Stored::Yes;
+                }
+                Err(error) if self.parked_tasks.failed() => {
+                    tracing::warn!(%error, "cannot store tasks in Postgres that may not run now: they wait in delay queues on the broker, \
+                         and are tried again");
+                }
+                Err(error) => tracing::debug!(%error, "cannot store a task in Postgres"),
+            }
+        }
+        match self
+            .publish_later(received, message, PARK_AGAIN_AFTER)
+            .await
+        {
+            Ok(()) => Stored::Copied,
+            Err(Error::Publish(PublishError::NoDelays { .. })) => {
+                tokio::time::sleep(PARK_PAUSE).await;
+                self.copy(origin, received, Some(message.clone())).await
+            }
+            Err(error) => {
+                self.report_not_stored(received, &error).await;
+                self.copy(origin, received, Some(message.clone())).await
+            }
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    fn parked_row(&self, received: &Received, message: &Message, lane: Option<Lane>) -> Outgoing {
+        let tier = self.topology.tier(&message.tier);
+        let is_ordered = tier.is_some_and(|tier| tier.home.max_priority().is_some());
         let priority = match is_ordered {
             true => message.priority,
             // Without priorities all rows are equal, whatever another program gave them.
@@ -208,19 +265,11 @@ impl ConsumerSettings {
         let properties = received.successor(message).with_priority(priority);
         let (tier, payload) = (message.tier.clone(), message.payload.clone());
         let row = NewRow {
-            is_parked: true,
+            was_queued: true,
+            lane,
             ..NewRow::forwarded(tier, Duration::ZERO, &message.id, &properties, payload)
         };
-        match self
-            .forward_once(Outgoing::Row(Arc::new(row)), message)
-            .await
-        {
-            Ok(()) => Stored::Yes,
-            Err(error) => {
-                self.report_not_stored(received, &error).await;
-                Stored::No
-            }
-        }
+        Outgoing::Row(Arc::new(row))
     }
 
     async fn store_later(

@@ -39,6 +39,14 @@ const MOST_REDUCTIONS: u32 = 3;
 /// How long a step may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// Where tasks wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Ready,
+    /// A limit holds them back, or they wait for the turn of their key.
+    Parked,
+}
+
 pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
     let topology = &settings.consumer.topology;
     let tiers: Vec<(&str, Duration)> = settings
@@ -86,17 +94,24 @@ impl RowSettings {
         let tiers = tiers.iter();
         let tiers = tiers.filter_map(|(tier, ttl)| Some((*tier, self.waiting_time(tier, *ttl)?)));
         let tiers: Vec<(&str, Duration)> = tiers.collect();
-        let looking = connection.within(LIMIT, "look for expired tasks", async |connection| {
-            expired_tiers(connection, self.app(), &tiers).await
-        });
-        let expired = looking.await?;
+        let is_any_paused = self.consumer.controls.now().paused_tasks().next().is_some();
         let (mut count, mut failed) = (0, None);
-        for (tier, ttl) in tiers {
-            if expired.iter().any(|it| it == tier) {
-                // A tier that fails keeps no other one waiting.
-                match self.expire_some(connection, tier, ttl).await {
-                    Ok(more) => count += more,
-                    Err(error) => failed = failed.or(Some(error)),
+        for waiting in [Waiting::Ready, Waiting::Parked] {
+            // The rows of paused tasks are not told from others. Those others expire when they are claimed.
+            if waiting == Waiting::Parked && is_any_paused {
+                continue;
+            }
+            let looking = connection.within(LIMIT, "look for expired tasks", async |connection| {
+                expired_tiers(connection, waiting, self.app(), &tiers).await
+            });
+            let expired = looking.await?;
+            for (tier, ttl) in &tiers {
+                if expired.iter().any(|it| it == tier) {
+                    // A tier that fails keeps no other one waiting.
+                    match self.expire_some(connection, waiting, tier, *ttl).await {
+                        Ok(more) => count += more,
+                        Err(error) => failed = failed.or(Some(error)),
+                    }
                 }
             }
         }
@@ -106,17 +121,24 @@ impl RowSettings {
     async fn expire_some(
         &self,
         connection: &mut DedicatedConnection,
+        waiting: Waiting,
         tier: &str,
         ttl: Duration,
     ) -> Result<usize, Error> {
-        match self.expire(connection, tier, ttl, AT_ONCE, 0).await {
+        match self
+            .expire(connection, waiting, tier, ttl, AT_ONCE, 0)
+            .await
+        {
             Err(Error::Database(DatabaseError::Refused { .. })) => {}
             expired => return expired,
         }
         // Postgres refuses one of them: each by itself then, with less and less in it.
         let (mut count, mut reductions) = (0, 0);
         while count < AT_ONCE as usize {
-            match self.expire(connection, tier, ttl, 1, reductions).await {
+            match self
+                .expire(connection, waiting, tier, ttl, 1, reductions)
+                .await
+            {
                 Ok(0) => break,
                 Ok(more) => {
                     count += more;
@@ -138,6 +160,7 @@ impl RowSettings {
     async fn expire(
         &self,
         connection: &mut DedicatedConnection,
+        waiting: Waiting,
         tier: &str,
         ttl: Duration,
         rows: i64,
@@ -146,7 +169,8 @@ impl RowSettings {
         let death = self.death(DeadReason::Expired, waited_too_long());
         let expiring = connection.within(LIMIT, "dead-letter expired tasks", async |connection| {
             let mut transaction = connection.begin().await?;
-            let expired = lock_expired(&mut transaction, self.app(), tier, ttl, rows).await?;
+            let expired =
+                lock_expired(&mut transaction, waiting, self.app(), tier, ttl, rows).await?;
             let ids: Vec<Uuid> = expired.iter().map(|it| it.id).collect();
             let name = tier.into();
             let now = SystemTime::now();
@@ -161,7 +185,7 @@ impl RowSettings {
             let entries: Vec<Entry> = entries.collect();
             if !ids.is_empty() {
                 insert_entries(&mut transaction, self.app(), &entries).await?;
-                delete(&mut transaction, &ids).await?;
+                delete(&mut transaction, waiting, &ids).await?;
             }
             transaction.commit().await?;
             Ok((ids.len(), received))
@@ -182,28 +206,42 @@ impl RowSettings {
     }
 }
 
+macro_rules! expired_tiers {
+    ($table:literal) => {
+        concat!(
+            "SELECT of.tier FROM unnest($2::text[], $3::float8[]) AS wanted (tier, ttl) \
+         JOIN tierline.backlogs AS of ON of.app = $1 AND of.tier = wanted.tier \
+         WHERE EXISTS ( \
+            WITH RECURSIVE first AS ( \
+                (SELECT rank, due_at FROM tierline.",
+            $table,
+            " WHERE backlog = of.id AND rank <= 0 \
+                 ORDER BY rank, due_at, id LIMIT 1) \
+                UNION ALL \
+                SELECT next.rank, next.due_at FROM first CROSS JOIN LATERAL ( \
+                    SELECT rank, due_at FROM tierline.",
+            $table,
+            " \
+                    WHERE backlog = of.id AND rank > first.rank AND rank <= 0 ORDER BY rank, due_at, id LIMIT 1 \
+                ) AS next \
+            ) SELECT FROM first WHERE due_at < now() - make_interval(secs => wanted.ttl))"
+        )
+    };
+}
+
 /// The tiers whose first task of any rank is expired.
 async fn expired_tiers(
     connection: &mut PgConnection<'_>,
+    waiting: Waiting,
     app: &str,
     tiers: &[(&str, Duration)],
 ) -> Result<Vec<String>, sqlx::Error> {
     let names: Vec<&str> = tiers.iter().map(|(tier, _)| *tier).collect();
     let ttls: Vec<f64> = tiers.iter().map(|(_, ttl)| ttl.as_secs_f64()).collect();
-    sqlx::query_scalar(
-        "SELECT of.tier FROM unnest($2::text[], $3::float8[]) AS wanted (tier, ttl) \
-         JOIN tierline.backlogs AS of ON of.app = $1 AND of.tier = wanted.tier \
-         WHERE EXISTS ( \
-            WITH RECURSIVE first AS ( \
-                (SELECT rank, due_at FROM tierline.ready WHERE backlog = of.id AND rank <= 0 \
-                 ORDER BY rank, due_at, id LIMIT 1) \
-                UNION ALL \
-                SELECT next.rank, next.due_at FROM first CROSS JOIN LATERAL ( \
-                    SELECT rank, due_at FROM tierline.ready \
-                    WHERE backlog = of.id AND rank > first.rank AND rank <= 0 ORDER BY rank, due_at, id LIMIT 1 \
-                ) AS next \
-            ) SELECT FROM first WHERE due_at < now() - make_interval(secs => wanted.ttl))",
-    )
+    sqlx::query_scalar(match waiting {
+        Waiting::Ready => expired_tiers!("ready"),
+        Waiting::Parked => expired_tiers!("parked"),
+    })
     .bind(app)
     .bind(names)
     .bind(ttls)
@@ -219,21 +257,19 @@ struct ExpiredRow {
     is_running: bool,
 }
 
-/// Locks some expired tasks of a tier. Suspects (ranks above 0) wait for their turn without a limit, as in claims.
-async fn lock_expired(
-    connection: &mut PgConnection<'_>,
-    app: &str,
-    tier: &str,
-    ttl: Duration,
-    rows: i64,
-) -> Result<Vec<ExpiredRow>, sqlx::Error> {
-    let rows = sqlx::query(
-        "WITH RECURSIVE of AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), ranks AS ( \
-            (SELECT rank FROM tierline.ready WHERE backlog = (SELECT id FROM of) AND rank <= 0 \
+macro_rules! lock_expired {
+    ($table:literal) => {
+        concat!(
+            "WITH RECURSIVE of AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), ranks AS ( \
+            (SELECT rank FROM tierline.",
+            $table,
+            " WHERE backlog = (SELECT id FROM of) AND rank <= 0 \
              ORDER BY rank, due_at, id LIMIT 1) \
             UNION ALL \
             SELECT next.rank FROM ranks CROSS JOIN LATERAL ( \
-                SELECT rank FROM tierline.ready \
+                SELECT rank FROM tierline.",
+            $table,
+            " \
                 WHERE backlog = (SELECT id FROM of) AND rank > ranks.rank AND rank <= 0 \
                 ORDER BY rank, due_at, id LIMIT 1 \
             ) AS next \
@@ -242,16 +278,36 @@ async fn lock_expired(
                 SELECT found.* FROM ranks CROSS JOIN LATERAL ( \
                     SELECT ctid AS place, rank, due_at, id, \
                         octet_length(payload) + coalesce(octet_length(properties), 0) AS size \
-                    FROM tierline.ready \
+                    FROM tierline.",
+            $table,
+            " \
                     WHERE backlog = (SELECT id FROM of) AND rank = ranks.rank \
                         AND due_at < now() - make_interval(secs => $3) \
                     ORDER BY due_at, id LIMIT $4 FOR UPDATE SKIP LOCKED \
                 ) AS found LIMIT $4 \
             ) AS found \
          ) SELECT id, 0::bigint AS token, due_at, rank, is_held, first_backlog, true AS is_expired, task, name, properties, payload, \
-            EXISTS (SELECT FROM tierline.running WHERE running.id = ready.id) AS is_running \
-         FROM tierline.ready WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $5))",
-    )
+            EXISTS (SELECT FROM tierline.running WHERE running.id = waiting.id) AS is_running \
+         FROM tierline.",
+            $table,
+            " AS waiting WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $5))"
+        )
+    };
+}
+
+/// Locks some expired tasks of a tier. Suspects (ranks above 0) wait for their turn without a limit, as in claims.
+async fn lock_expired(
+    connection: &mut PgConnection<'_>,
+    waiting: Waiting,
+    app: &str,
+    tier: &str,
+    ttl: Duration,
+    rows: i64,
+) -> Result<Vec<ExpiredRow>, sqlx::Error> {
+    let rows = sqlx::query(match waiting {
+        Waiting::Ready => lock_expired!("ready"),
+        Waiting::Parked => lock_expired!("parked"),
+    })
     .bind(app)
     .bind(tier)
     .bind(ttl.as_secs_f64())
@@ -270,10 +326,18 @@ async fn lock_expired(
     Ok(expired)
 }
 
-async fn delete(connection: &mut PgConnection<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
-    sqlx::query("DELETE FROM tierline.ready WHERE id = ANY($1)")
-        .bind(ids)
-        .execute(connection)
-        .await?;
+async fn delete(
+    connection: &mut PgConnection<'_>,
+    waiting: Waiting,
+    ids: &[Uuid],
+) -> Result<(), sqlx::Error> {
+    // The next claim from its lane finds out what is left there.
+    sqlx::query(match waiting {
+        Waiting::Ready => "DELETE FROM tierline.ready WHERE id = ANY($1)",
+        Waiting::Parked => "DELETE FROM tierline.parked WHERE id = ANY($1)",
+    })
+    .bind(ids)
+    .execute(connection)
+    .await?;
     Ok(())
 }

@@ -11,17 +11,18 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::RowSettings;
-use super::rows::{PendingDeadLetter, lane};
+use super::rows::{PendingDeadLetter, RowToPark};
 use crate::Error;
 use crate::backlog::{
-    Batch, ClaimedRow, Lane, LaneClaim, Later, MadeReady, ParkFrom, ParkedRow, RunKey, Sweep,
-    Unparked, claim_and_settle, claim_parked, connection, give_back, lock_ready, make_ready,
-    mark_begun, park, store_later, unpark,
+    Batch, ClaimedFromLanes, ClaimedRow, Lane, LaneClaim, LaneKeys, Later, MadeReady, ParkFrom,
+    RunKey, Sweep, Unparked, claim_and_settle, claim_parked, connection, give_back, lock_ready,
+    make_ready, mark_begun, park, store_later, unpark,
 };
 use crate::control::Gating;
 use crate::error::DatabaseError;
 use crate::postgres::{DedicatedConnection, PgConnection};
 use crate::source::Handle;
+use crate::source::parked_tasks::lane_of;
 
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -51,12 +52,16 @@ pub(super) enum Statement {
     /// Makes scheduled tasks ready that are due.
     MakeReady,
     /// Moves claimed rows to their lanes.
-    Park(Vec<(Handle, RunKey, Lane)>),
+    Park(Vec<RowToPark>, Arc<Gating>),
     /// Moves ready rows that may not run now to their lanes.
     Sweep(Sweep, Arc<Gating>),
     ClaimParked(ParkedClaim),
     /// Makes rows of the lanes of a task ready.
-    Unpark(String),
+    Unpark {
+        task: String,
+        keys: LaneKeys,
+        quiet: Duration,
+    },
     /// Puts rows back that this process holds in the database and does not know of.
     ReleaseUnknown {
         worker: i64,
@@ -82,7 +87,7 @@ pub(super) struct ParkedClaim {
     /// Rows that are claimed before a lease is lost are lost too.
     pub(super) generation: u64,
     pub(super) claims: Vec<LaneClaim>,
-    /// How many rows at most, from all lanes.
+    /// How many rows at most take a place of the prefetch window.
     pub(super) rows: usize,
     pub(super) are_suspects: bool,
     pub(super) bytes: usize,
@@ -97,11 +102,12 @@ pub(super) enum Answer {
     Later(Vec<(Handle, Later)>, Result<Vec<Uuid>, Error>),
     Dead(Vec<(PendingDeadLetter, Result<(), Error>)>),
     MadeReady(Result<MadeReady, Error>),
-    Parked(Vec<(Handle, RunKey, Lane)>, Result<(), Error>),
+    /// With the lanes that the rows were moved to.
+    Parked(Vec<RowToPark>, Result<Vec<Lane>, Error>),
     /// With the lanes that rows were moved to.
     Swept(Result<Vec<Lane>, Error>),
-    ClaimedParked(ParkedClaim, Result<Vec<ParkedRow>, Error>),
-    Unparked(String, Result<Unparked, Error>),
+    ClaimedParked(ParkedClaim, Result<ClaimedFromLanes, Error>),
+    Unparked(String, LaneKeys, Result<Unparked, Error>),
     Released(Result<u64, Error>),
 }
 
@@ -226,16 +232,15 @@ async fn run(
             });
             Answer::MadeReady(making.await)
         }
-        Statement::Park(parked) => {
-            let rows: Vec<_> = parked
-                .iter()
-                .map(|(_, run, lane)| (*run, lane.clone()))
-                .collect();
+        Statement::Park(parked, gating) => {
+            let lane = |(_, run, received): &RowToPark| (*run, lane_of(&gating, received));
+            let rows: Vec<(RunKey, Lane)> = parked.iter().map(lane).collect();
             let parking = connection.within(LIMIT, "park tasks", async |connection| {
                 park(connection, app, tier, ParkFrom::Running, &rows).await
             });
             let result = parking.await;
-            Answer::Parked(parked, result)
+            let lanes = result.map(|()| rows.into_iter().map(|(_, lane)| lane).collect());
+            Answer::Parked(parked, lanes)
         }
         Statement::Sweep(sweep, gating) => {
             let name: Arc<str> = tier.into();
@@ -244,7 +249,7 @@ async fn run(
                 let rows = lock_ready(&mut transaction, app, tier, &sweep).await?;
                 let now = SystemTime::now();
                 let place =
-                    |row: ClaimedRow| (row.key, lane(&gating, &row.into_received(&name, now)));
+                    |row: ClaimedRow| (row.key, lane_of(&gating, &row.into_received(&name, now)));
                 let rows: Vec<(RunKey, Lane)> = rows.into_iter().map(place).collect();
                 park(&mut transaction, app, tier, ParkFrom::Ready, &rows).await?;
                 transaction.commit().await?;
@@ -261,13 +266,13 @@ async fn run(
             let claimed = claiming.await;
             Answer::ClaimedParked(claim, claimed)
         }
-        Statement::Unpark(task) => {
+        Statement::Unpark { task, keys, quiet } => {
             let unparking =
                 connection.within(LIMIT, "make parked tasks ready", async |connection| {
-                    unpark(connection, app, tier, &task).await
+                    unpark(connection, app, tier, &task, keys, quiet).await
                 });
             let unparked = unparking.await;
-            Answer::Unparked(task, unparked)
+            Answer::Unparked(task, keys, unparked)
         }
         Statement::ReleaseUnknown { worker, known } => {
             let releasing = connection.within(LIMIT, "release tasks", async |connection| {

@@ -1,5 +1,6 @@
 //! What operators change at run time, against real servers, for tiers on the broker and in Postgres.
 
+mod held_back;
 #[cfg(feature = "admin")]
 mod http;
 mod limits;

@@ -524,8 +524,8 @@ async fn rows_move_in_their_order_and_what_waits_in_a_queue_stays() {
     let backlog = shop.app.backlog().unwrap();
     backlog.escalate(&escalated, "idle").await.unwrap();
     // Two are paused, one of which is the first of its lane.
-    let park = "WITH lane AS (INSERT INTO tierline.lanes (backlog, task, key, rank, turn) \
-                    SELECT id, 'report.send', '', -1, now() FROM tierline.backlogs WHERE tier = 'rows' RETURNING *) \
+    let park = "WITH lane AS (INSERT INTO tierline.lanes (backlog, task, key, counted, rank, turn) \
+                    SELECT id, 'report.send', '', 0, -1, now() FROM tierline.backlogs WHERE tier = 'rows' RETURNING *) \
                 INSERT INTO tierline.parked (id, lane, due_at, backlog, rank, task, payload) \
                 SELECT gen_random_uuid(), id, now(), backlog, -1, task, '{\"number\": 2000}' FROM lane, generate_series(1, 2)";
     sqlx::query(park).execute(&shop.pool).await.unwrap();

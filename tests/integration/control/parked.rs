@@ -264,6 +264,7 @@ async fn parked_tasks_are_listed_found_escalated_and_cancelled() {
     assert_eq!(servers.parked().await, 4);
     // What is held back counts for `max_length`.
     publish(&worker, (10..18).map(ada)).await;
+    until(async || servers.parked().await == 12).await;
     let full = worker.app.publish(Ship {
         order: 18,
         customer: "eve".to_owned(),

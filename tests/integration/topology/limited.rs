@@ -120,6 +120,15 @@ fn every_mistake_of_a_limit_says_what_to_write() {
             file("fair = \"customer\"", "\"main\""),
             "is for tiers in Postgres",
         ),
+        (
+            small(|text| {
+                let fair = "\"postgres\"\nfair = \"customer\"\npromote = { after = \"1h\", to = \"up\" }\n\
+                            [tiers.up]\nqueue = \"postgres\"";
+                let text = text.replace("\"classic\"", fair);
+                text.replace("[\"main\"]", "[\"up\", \"main\"]")
+            }),
+            "has fair and promote",
+        ),
     ] {
         let problem = the_problem(made);
         assert!(problem.contains(expected), "{expected:?}: {problem}");

@@ -54,6 +54,11 @@ impl Share {
 }
 
 impl Local {
+    /// Whether no round was answered yet.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.shared_limit().is_some() && !self.share.is_known
+    }
+
     /// The rounds run. A process that stood still uses its share again when a round was answered.
     pub(in crate::control::limit) fn tick(&mut self, now: Instant) {
         if !self.is_stalled(now) {

@@ -19,51 +19,75 @@ impl Queue {
         self.limits.mark_unchanged();
         let snapshot = self.controls.borrow_and_update().clone();
         let (topology, limits) = (&self.settings.topology, &self.settings.limits);
-        self.gating = Gating::new(topology, &self.name, &snapshot, limits);
-        for handle in self.prefetched.drain_until(Instant::now()) {
-            self.admit_again(handle);
+        self.gating = Arc::new(Gating::new(topology, &self.name, &snapshot, limits));
+        for (handle, since) in self.prefetched.drain_all() {
+            let Some(unsettled) = self.unsettled.get(&handle) else {
+                continue;
+            };
+            let received = unsettled.received.clone();
+            match self.must_park(&received) {
+                true => self.park(handle, received),
+                false => self.admit(handle, &received, since),
+            }
         }
     }
 
-    fn admit_again(&mut self, handle: Handle) {
-        let Some(unsettled) = self.unsettled.get(&handle) else {
-            return;
-        };
-        let received: Arc<Received> = unsettled.received.clone();
-        if self.must_park(&received) {
-            #[cfg(feature = "postgres")]
-            {
-                let settings = self.settings.clone();
-                self.store(handle, async move { settings.park(&received).await });
-            }
-            return;
-        }
+    /// Lets a delivery wait for a slot, and for the gate of its task if it has one.
+    pub(super) fn admit(&mut self, handle: Handle, received: &Received, since: Instant) {
         match self.gating.of(received.task()) {
             Some(Gated::Limited(gate)) => {
-                self.prefetched.push_limited(received.task(), gate, handle);
+                self.prefetched
+                    .push_limited(received.task(), gate, handle, since);
             }
-            _ => self.prefetched.push(handle, received.crashes() > 0),
+            _ => self.prefetched.push(handle, received.crashes() > 0, since),
         }
     }
 
     /// Whether a delivery has to become a row of its tier, where it waits until it may run. Without a database it waits here.
+    ///
+    /// One that waits here for its gate has a place of the prefetch window, which other tasks of the tier need.
     pub(super) fn must_park(&self, received: &Received) -> bool {
         if !self.settings.publisher.has_database() || self.drain.is_some() {
             return false;
         }
         let task = received.task();
+        let parked = &self.settings.parked_tasks;
         match self.gating.of(task) {
             None => false,
-            Some(Gated::Paused | Gated::PerKey { .. }) => true,
+            Some(Gated::Paused { .. } | Gated::PerKey { .. }) => true,
             Some(Gated::Limited(gate)) => {
-                let is_full = self.prefetched.limited(task) >= gate.allowance();
-                let is_behind = self.settings.parked_tasks.contains(&self.name, task);
-                if is_full {
-                    // Those that come later must not start before it.
-                    self.settings.parked_tasks.insert(&self.name, task);
+                let waiting = self.prefetched.limited(task);
+                // While no row can be stored, this process starts from here what its share allows.
+                match parked.are_failing() {
+                    true => waiting >= gate.allowance(),
+                    false => {
+                        received.crashes() > 0
+                            || parked.contains(&self.name, task)
+                            || !gate.may_wait(waiting)
+                    }
                 }
-                is_full || is_behind
             }
         }
+    }
+
+    /// Makes a delivery a row of its tier.
+    pub(super) fn park(&mut self, handle: Handle, received: Arc<Received>) {
+        #[cfg(feature = "postgres")]
+        {
+            let is_gated = self.gating.of(received.task()).is_some();
+            if is_gated {
+                // Those that come later must not start before it.
+                self.settings
+                    .parked_tasks
+                    .insert(&self.name, received.task());
+            }
+            let gating = is_gated.then(|| self.gating.clone());
+            let (settings, origin) = (self.settings.clone(), self.origin());
+            self.store(handle, async move {
+                settings.park(&origin, &received, gating.as_deref()).await
+            });
+        }
+        #[cfg(not(feature = "postgres"))]
+        let _ = (handle, received);
     }
 }

@@ -30,7 +30,7 @@ use super::outlook::Outlook;
 use super::redelivery::{RedeliveryCause, RedeliveryHistory};
 use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
-use crate::control::{Gated, Gates, Gating, Snapshot};
+use crate::control::{Gates, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
 use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
@@ -73,7 +73,7 @@ pub(super) struct Queue {
     next_handle: Handle,
     history: RedeliveryHistory,
     /// Which tasks may not run as they come.
-    gating: Gating,
+    gating: Arc<Gating>,
     controls: watch::Receiver<Arc<Snapshot>>,
     limits: watch::Receiver<Arc<Gates>>,
     outlook: Outlook,
@@ -149,6 +149,7 @@ impl Queue {
         let mut controls = settings.controls.changes();
         let snapshot = controls.borrow_and_update().clone();
         let gating = Gating::new(&settings.topology, &tier.name, &snapshot, &settings.limits);
+        let gating = Arc::new(gating);
         let (sender, stored) = mpsc::unbounded_channel();
         Self {
             group: group.name.clone(),
@@ -255,17 +256,14 @@ impl Queue {
                 settings.count_crash(&origin, &received).await
             });
         } else if self.must_park(&received) {
-            #[cfg(feature = "postgres")]
-            self.store(handle, async move { settings.park(&received).await });
+            self.park(handle, received);
         } else if crashes >= QUARANTINE_FROM {
             let group = self.group.clone();
             self.store(handle, async move {
                 settings.quarantine(&group, &received).await
             });
-        } else if let Some(Gated::Limited(gate)) = self.gating.of(received.task()) {
-            self.prefetched.push_limited(received.task(), gate, handle);
         } else {
-            self.prefetched.push(handle, crashes > 0);
+            self.admit(handle, &received, Instant::now());
         }
     }
 

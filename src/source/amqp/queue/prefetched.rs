@@ -26,17 +26,24 @@ struct Limited {
 }
 
 impl Prefetched {
-    pub(super) fn push(&mut self, handle: Handle, is_suspect: bool) {
+    /// Adds a delivery that waits since then.
+    pub(super) fn push(&mut self, handle: Handle, is_suspect: bool, since: Instant) {
         let waiting = match is_suspect {
             true => &mut self.suspects,
             false => &mut self.ready,
         };
-        waiting.push_back((handle, Instant::now()));
+        waiting.push_back((handle, since));
     }
 
     /// Adds a delivery that needs a permit of this gate.
-    pub(super) fn push_limited(&mut self, task: &str, gate: &Arc<Gate>, handle: Handle) {
-        let entry = (handle, Instant::now());
+    pub(super) fn push_limited(
+        &mut self,
+        task: &str,
+        gate: &Arc<Gate>,
+        handle: Handle,
+        since: Instant,
+    ) {
+        let entry = (handle, since);
         if let Some(limited) = self.limited.get_mut(task) {
             limited.gate = gate.clone();
             limited.waiting.push_back(entry);
@@ -131,6 +138,16 @@ impl Prefetched {
         fronts.flatten().map(|it| it.1).min()
     }
 
+    /// Takes all of them out, in the order in which they came, with the time when they did.
+    pub(super) fn drain_all(&mut self) -> Vec<(Handle, Instant)> {
+        let limited = std::mem::take(&mut self.limited).into_values();
+        let mut all: Vec<_> = limited.flat_map(|limited| limited.waiting).collect();
+        all.extend(self.ready.drain(..));
+        all.extend(self.suspects.drain(..));
+        all.sort_unstable();
+        all
+    }
+
     /// Takes those out that came at this time or before, in the order in which they came.
     pub(super) fn drain_until(&mut self, time: Instant) -> Vec<Handle> {
         let mut drained = Vec::new();
@@ -165,7 +182,7 @@ mod tests {
     fn prefetched() -> Prefetched {
         let mut prefetched = Prefetched::default();
         for (handle, is_suspect) in [(1, false), (2, true), (3, false), (4, true)] {
-            prefetched.push(handle, is_suspect);
+            prefetched.push(handle, is_suspect, Instant::now());
         }
         prefetched
     }
@@ -189,7 +206,7 @@ mod tests {
         let _counting = suspects.count();
         assert_eq!(taken(prefetched(), &suspects), [1, 3]);
         let mut only_suspects = Prefetched::default();
-        only_suspects.push(1, true);
+        only_suspects.push(1, true, Instant::now());
         assert!(!only_suspects.is_ready(&suspects));
     }
 }

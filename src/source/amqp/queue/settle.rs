@@ -80,7 +80,7 @@ impl Queue {
             && matches!(self.consumer, Consumer::Subscribed(_))
         {
             unsettled.storing = None;
-            self.prefetched.push(handle, true);
+            self.prefetched.push(handle, true, Instant::now());
             return;
         }
         let Some(unsettled) = self.unsettled.remove(&handle) else {
@@ -157,7 +157,17 @@ impl Queue {
         if oldest.is_none_or(|oldest| now.duration_since(oldest) < self.patience) {
             return;
         }
+        let is_limited = self.settings.limits.tier(&self.name).is_some();
         for handle in self.prefetched.drain_until(now - self.patience / 2) {
+            // As a row it waits for its limit without being published again and again.
+            if let Some(unsettled) = self.unsettled.get(&handle)
+                && self.settings.publisher.has_database()
+                && (is_limited || self.gating.of(unsettled.received.task()).is_some())
+            {
+                let received = unsettled.received.clone();
+                self.park(handle, received);
+                continue;
+            }
             if let Some(unsettled) = self.unsettled.get(&handle)
                 && let Ok(message) = unsettled.received.message()
             {

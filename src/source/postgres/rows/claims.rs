@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::parked::Admission;
+use super::parked::RowOrigin;
 use super::quarantine::SUSPECT_CLAIM;
 use super::{MARK_AFTER, Quarantine, RELEASE_AFTER, Rows, State, Unsettled};
 use crate::Error;
@@ -21,7 +21,7 @@ use crate::source::postgres::statements::{Answer, Claim, Statement, may_be_done}
 /// these bounds. Larger batches cost less for each row: with 96 in place of 32, a window of 128 drained a third faster.
 const WORTH_A_STATEMENT: RangeInclusive<usize> = 32..=256;
 /// How many bytes of payload a tier prefetches, about.
-const PREFETCHED_BYTES: usize = 16 << 20;
+pub(super) const PREFETCHED_BYTES: usize = 16 << 20;
 /// How many bytes one claim takes, about.
 pub(super) const CLAIMED_BYTES: usize = 4 << 20;
 /// How many runs one statement puts back or stores for later, and about how many bytes of properties.
@@ -36,6 +36,14 @@ const LATE_COMMITS: Duration = Duration::from_millis(500);
 
 /// What is done waits for more that is.
 struct Gathering;
+
+/// A claimed row.
+pub(super) struct AcceptedRow {
+    pub(super) row: ClaimedRow,
+    /// Its place in the order of the tier, if that is not its due time.
+    pub(super) turn: Option<SystemTime>,
+    pub(super) origin: RowOrigin,
+}
 
 impl Rows {
     /// Begins the statements that are worth it. Whether more may be worth it in a moment.
@@ -57,8 +65,8 @@ impl Rows {
                 dead
             } else if let Some(release) = self.release(now) {
                 release
-            } else if let Some(parked) = self.next_parked(now) {
-                parked
+            } else if let Some(moving) = self.next_move() {
+                moving
             } else if self.must_make_ready(now) {
                 self.next_due = None;
                 self.is_making_ready = true;
@@ -66,8 +74,14 @@ impl Rows {
             } else {
                 match self.next_claim(now, is_quiet) {
                     Ok(Some(claim)) => claim,
-                    Ok(None) => return false,
-                    Err(Gathering) => return true,
+                    Ok(None) => match self.next_lane_claim(now) {
+                        Some(claim) => claim,
+                        None => return false,
+                    },
+                    Err(Gathering) => match self.next_lane_claim(now) {
+                        Some(claim) => claim,
+                        None => return true,
+                    },
                 }
             };
             self.statements.begin(statement);
@@ -142,15 +156,13 @@ impl Rows {
         let may_claim = self.expects_more
             && may_receive
             && !is_fair
-            && !self.parked.is_sweeping()
+            && !self.parked.is_sweeping
             && !self.must_not_claim(now);
-        let room = self
-            .window
-            .saturating_sub(self.unsettled.len() + self.claiming);
-        let free_bytes = PREFETCHED_BYTES
-            .saturating_sub(self.prefetched_bytes + self.claiming_bytes)
-            .min(CLAIMED_BYTES);
-        let rows = if may_claim && free_bytes > 0 { room } else { 0 };
+        let free_bytes = self.free_bytes();
+        let rows = match may_claim && free_bytes > 0 {
+            true => self.room_for_ready(),
+            false => 0,
+        };
         let has_marks = self
             .unmarked
             .front()
@@ -176,6 +188,10 @@ impl Rows {
         self.claiming += rows;
         self.claiming_bytes += free_bytes;
         self.is_woken = false;
+        if rows > 0 {
+            self.parked.claim_first = false;
+            self.parked.is_turn_of_lanes = true;
+        }
         let begun = self.due_marks(now);
         self.claims_sent += 1;
         Ok(Some(Statement::Claim(Claim {
@@ -265,7 +281,7 @@ impl Rows {
             Answer::ClaimedParked(claim, claimed) => self.claimed_parked(claim, claimed).err(),
             Answer::Parked(parked, result) => self.parked(parked, result),
             Answer::Swept(swept) => self.swept(swept),
-            Answer::Unparked(task, unparked) => self.unparked(&task, unparked),
+            Answer::Unparked(task, keys, unparked) => self.unparked(&task, keys, unparked),
             Answer::MadeReady(Ok(made)) => {
                 self.is_making_ready = false;
                 self.made_ready(&made);
@@ -383,6 +399,7 @@ impl Rows {
             // A later claim may have seen more.
             if !is_all || number == self.claims_sent {
                 self.expects_more = !is_all || std::mem::take(&mut self.is_woken);
+                self.ready_rank = rows.last().map(|row| row.rank).filter(|_| !is_all);
             }
         }
         for row in &rows {
@@ -397,8 +414,12 @@ impl Rows {
             }
         };
         let is_lost = generation != self.generation;
-        let rows = rows.into_iter().map(|row| (row, None)).collect();
-        self.accept_all(rows, permit, is_lost, false);
+        let rows = rows.into_iter().map(|row| AcceptedRow {
+            row,
+            turn: None,
+            origin: RowOrigin::Ready,
+        });
+        self.accept_all(rows.collect(), permit, is_lost);
         Ok(())
     }
 
@@ -428,17 +449,12 @@ impl Rows {
 
     pub(super) fn accept_all(
         &mut self,
-        rows: Vec<(ClaimedRow, Option<SystemTime>)>,
+        rows: Vec<AcceptedRow>,
         mut permit: Option<OwnedSemaphorePermit>,
         is_lost: bool,
-        is_from_lane: bool,
     ) {
         let now = SystemTime::now();
-        let admission = match is_from_lane {
-            true => Admission::FromLane,
-            false => Admission::Ready,
-        };
-        for (row, turn) in rows {
+        for AcceptedRow { row, turn, origin } in rows {
             let handle = self.next_handle;
             self.next_handle += 1;
             let (run, is_held, is_expired) = (row.key, row.is_held, row.is_expired);
@@ -454,7 +470,7 @@ impl Rows {
                 received: received.clone(),
                 bytes,
                 is_held,
-                is_from_lane,
+                origin,
                 state: State::Prefetched,
                 _running: None,
                 _quarantined: permit.take(),
@@ -467,7 +483,7 @@ impl Rows {
             } else if is_expired && !self.is_paused_task(&received) {
                 self.expire(handle);
             } else {
-                self.admit(handle, admission);
+                self.admit(handle);
             }
         }
     }
@@ -477,14 +493,7 @@ impl Rows {
         for (rank, first) in found {
             // A relay runs nothing: to it a suspect is a row like any other.
             if *rank > 0 && !self.settings.is_relay {
-                // The right to take a suspect is that of the whole process.
-                if !self.is_paused
-                    && let Quarantine::Empty = self.quarantine
-                {
-                    let suspects = self.settings.consumer.suspects.clone();
-                    let waiting = async move { suspects.quarantine().await };
-                    self.quarantine = Quarantine::Waiting(Box::pin(waiting));
-                }
+                self.expect_suspect();
                 continue;
             }
             let since = Some(*first);

@@ -1,7 +1,8 @@
 //! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `waiting` has those that wait
-//! for a slot, `parked` are rows that may not run now, `quarantine` takes suspects, and `settle` stores what follows on runs.
+//! for a slot, `parked` knows which rows may not run now, `lanes` moves and claims them, `quarantine` takes suspects, and `settle` stores what follows on runs.
 
 mod claims;
+mod lanes;
 mod parked;
 mod quarantine;
 mod settle;
@@ -16,8 +17,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-use self::parked::Parked;
-pub(super) use self::parked::lane;
+pub(crate) use self::parked::RowToPark;
+use self::parked::{Parked, RowOrigin};
 use self::waiting::Waiting;
 use super::RowSettings;
 use super::signal::{Signalled, TierSignal, earlier};
@@ -89,6 +90,8 @@ pub(crate) struct Rows {
     expects_more: bool,
     /// Whether rows came while a claim was under way, which it may not have seen.
     is_woken: bool,
+    /// The rank of the first ready row that is left, as far as is known.
+    ready_rank: Option<i16>,
     /// Until when the group waits for an answer.
     hold_until: Option<Instant>,
     first_answer_by: Option<Instant>,
@@ -153,8 +156,7 @@ struct Unsettled {
     received: Arc<Received>,
     bytes: usize,
     is_held: bool,
-    /// Whether it waited in a lane before it was claimed.
-    is_from_lane: bool,
+    origin: RowOrigin,
     state: State,
     /// While a task runs that may have killed a worker.
     _running: Option<Running>,
@@ -238,6 +240,7 @@ impl Rows {
             // Few tiers on the broker have rows: a look tells of them.
             expects_more: served.is_home,
             is_woken: false,
+            ready_rank: None,
             hold_until: None,
             first_answer_by: served.is_home.then_some(now + FIRST_ANSWER),
             prefetched: Waiting::default(),
@@ -291,6 +294,8 @@ impl Rows {
         if signalled.is_woken {
             self.expects_more = true;
             self.is_woken = true;
+            self.ready_rank = None;
+            self.learn_of_parked_messages();
         }
         let (group, tier) = (self.group.as_str(), &*self.name);
         let observers = &self.settings.consumer.observers;
@@ -393,7 +398,13 @@ impl Source for Rows {
         if self.first_answer_by.is_some_and(|by| Instant::now() < by) {
             return Supply::Coming(room);
         }
-        let is_coming = self.is_up() && (self.expects_more || self.claiming > 0) && room > 0;
+        let parked = &self.parked;
+        let is_fair = parked.gating.is_fair();
+        let may_come = self.expects_more
+            || self.claiming > 0
+            || parked.is_coming
+            || is_fair && (parked.is_sweeping || parked.must_sweep);
+        let is_coming = self.is_up() && may_come && room > 0;
         let is_late = self.hold_until.is_some_and(|until| Instant::now() >= until);
         match is_coming && !is_late {
             true => Supply::Coming(room),

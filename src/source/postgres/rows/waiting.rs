@@ -54,6 +54,14 @@ impl Waiting {
             .map_or(0, |limited| limited.rows.len())
     }
 
+    /// How many rows wait for the gate of their task.
+    pub(super) fn waiting_for_gates(&self) -> usize {
+        self.limited
+            .values()
+            .map(|limited| limited.rows.len())
+            .sum()
+    }
+
     pub(super) fn remove(&mut self, place: &OrderKey) {
         if self.free.remove(place).is_none() {
             for limited in self.limited.values_mut() {
@@ -61,12 +69,6 @@ impl Waiting {
             }
             self.limited.retain(|_, limited| !limited.rows.is_empty());
         }
-    }
-
-    /// How many rows wait.
-    pub(super) fn count(&self) -> usize {
-        let limited = self.limited.values().map(|limited| limited.rows.len());
-        self.free.len() + limited.sum::<usize>()
     }
 
     /// Whether one may start now.

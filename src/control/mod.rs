@@ -17,6 +17,10 @@ mod doctor;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "changes are in Postgres")
+)]
 mod gating;
 mod known;
 mod limit;
@@ -28,6 +32,10 @@ mod operator;
 mod overriding;
 #[cfg(feature = "postgres")]
 mod process;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "changes are in Postgres")
+)]
 mod snapshot;
 #[cfg(feature = "postgres")]
 mod table;
@@ -47,8 +55,4 @@ pub use operator::Control;
 pub use overriding::{Overridden, Overriding, WaitingQueue};
 #[cfg(feature = "postgres")]
 pub use process::{Process, ProcessGroup};
-#[cfg_attr(
-    not(feature = "postgres"),
-    expect(unused_imports, reason = "changes are in Postgres")
-)]
 pub(crate) use snapshot::{Override, Snapshot};

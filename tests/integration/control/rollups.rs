@@ -192,7 +192,7 @@ async fn the_counts_of_two_processes_add_up_to_what_happened() {
     assert_eq!(exported, 101, "{minutes:#?}");
     let is_whole = |it: &Rollup| {
         let since = it.since.unwrap().duration_since(SystemTime::UNIX_EPOCH);
-        since.unwrap().as_secs() % 60 == 0
+        since.unwrap().as_secs().is_multiple_of(60)
     };
     assert!(minutes.iter().all(is_whole), "{minutes:#?}");
     let earlier = SystemTime::now() - Duration::from_secs(86_400);

@@ -103,9 +103,7 @@ BEGIN
         FROM unnest(lane_tasks, lane_keys) WITH ORDINALITY AS new (task, key, number) ORDER BY number
         ON CONFLICT (backlog, task, key) DO UPDATE SET parked_at = clock_timestamp()
         RETURNING id, task, key
-    ) SELECT array_agg(locked.id ORDER BY number) INTO lane_ids
-    FROM unnest(lane_tasks, lane_keys) WITH ORDINALITY AS new (task, key, number)
-    JOIN locked ON locked.task = new.task AND locked.key = new.key;
+    ) SELECT array_agg(id ORDER BY task, key) INTO lane_ids FROM locked;
     RETURN lane_ids;
 END
 $$;
@@ -126,18 +124,18 @@ DECLARE
 BEGIN
     IF tokens IS NULL THEN
         WITH taken AS (
-            DELETE FROM tierline.ready WHERE id = ANY(ids) AND backlog = of_backlog RETURNING ready.*
+            DELETE FROM tierline.ready USING unnest(ids, lane_of) AS known (id, lane)
+            WHERE ready.id = known.id AND backlog = of_backlog RETURNING ready.*, known.lane
         ) INSERT INTO tierline.parked (id, lane, due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload)
-        SELECT taken.id, lane_ids[known.lane], due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload
-        FROM taken JOIN unnest(ids, lane_of) AS known (id, lane) ON known.id = taken.id
-        ON CONFLICT (id) DO NOTHING;
+        SELECT id, lane_ids[lane], due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload
+        FROM taken ON CONFLICT (id) DO NOTHING;
     ELSE
         WITH taken AS (
-            DELETE FROM tierline.running WHERE id = ANY(ids) AND token = tokens[array_position(ids, id)] RETURNING running.*
+            DELETE FROM tierline.running USING unnest(ids, tokens, lane_of) AS known (id, token, lane)
+            WHERE running.id = known.id AND running.token = known.token RETURNING running.*, known.lane
         ) INSERT INTO tierline.parked (id, lane, due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload)
-        SELECT taken.id, lane_ids[known.lane], due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload
-        FROM taken JOIN unnest(ids, lane_of) AS known (id, lane) ON known.id = taken.id
-        ON CONFLICT (id) DO NOTHING;
+        SELECT id, lane_ids[lane], due_at, backlog, first_backlog, rank, is_held, task, name, properties, payload
+        FROM taken ON CONFLICT (id) DO NOTHING;
     END IF;
     GET DIAGNOSTICS moved = ROW_COUNT;
     PERFORM tierline.place_lanes(lane_ids, false);
@@ -197,7 +195,6 @@ DECLARE
     wanted integer;
     ttl float8;
     claimed_rows bigint;
-    claimed_bytes bigint;
 BEGIN
     FOR index IN 1 .. cardinality(lane_tasks) LOOP
         EXIT WHEN bytes_left <= 0;
@@ -229,7 +226,8 @@ BEGIN
         claimed_rows := 0;
         IF locked IS NOT NULL THEN
             each := coalesce(limit_of_key, (wanted + cardinality(locked) - 1) / cardinality(locked));
-            FOR id, token, due_at, rank, is_held, first_backlog, task, name, properties, payload, is_expired, number IN
+            -- Nothing is joined with itself: Postgres would compare each row with each.
+            FOR id, token, due_at, rank, is_held, first_backlog, task, name, properties, payload, is_expired IN
                 WITH free AS MATERIALIZED (
                     SELECT open.lane, open.turn, lanes.counted, CASE WHEN limit_of_key IS NULL THEN each
                         ELSE each - (SELECT count(*) FROM tierline.running WHERE running.counted = lanes.counted) END AS room
@@ -244,25 +242,25 @@ BEGIN
                         ORDER BY rank, due_at, id LIMIT greatest(free.room, 0) FOR UPDATE SKIP LOCKED
                     ) AS found
                 ), ordered AS MATERIALIZED (
-                    SELECT place, id, counted, row_number() OVER turns AS number, sum(size) OVER turns - size AS before
+                    SELECT place, counted, row_number() OVER turns AS number, sum(size) OVER turns - size AS before
                     FROM picked WINDOW turns AS (ORDER BY round, turn)
                 ), taken AS (
-                    DELETE FROM tierline.parked
-                    WHERE ctid = ANY(ARRAY(SELECT place FROM ordered WHERE before < bytes_left AND number <= wanted))
-                    RETURNING parked.*
+                    DELETE FROM tierline.parked USING ordered
+                    WHERE parked.ctid = ordered.place AND ordered.before < bytes_left AND ordered.number <= wanted
+                    RETURNING parked.*, ordered.counted, ordered.number
                 ), claimed AS (
                     INSERT INTO tierline.running
                         (id, due_at, token, worker, rank, is_held, backlog, first_backlog, task, name, properties, payload, counted)
-                    SELECT taken.id, taken.due_at, of_token, of_worker, taken.rank, taken.is_held, backlog, first_backlog, task, name,
-                        properties, payload, CASE WHEN limit_of_key IS NOT NULL THEN ordered.counted END
-                    FROM taken JOIN ordered ON ordered.id = taken.id ON CONFLICT (id) DO NOTHING
+                    SELECT id, due_at, of_token, of_worker, rank, is_held, backlog, first_backlog, task, name,
+                        properties, payload, CASE WHEN limit_of_key IS NOT NULL THEN counted END
+                    FROM taken ORDER BY number ON CONFLICT (id) DO NOTHING
                     RETURNING running.*
-                ) SELECT claimed.id, claimed.token, claimed.due_at, claimed.rank, claimed.is_held, claimed.first_backlog,
-                    claimed.task, claimed.name, claimed.properties, claimed.payload,
-                    coalesce(claimed.rank <= 0 AND claimed.due_at < now() - make_interval(secs => ttl), false), ordered.number
-                FROM claimed JOIN ordered ON ordered.id = claimed.id
+                ) SELECT id, token, due_at, rank, is_held, first_backlog, task, name, properties, payload,
+                    coalesce(rank <= 0 AND due_at < now() - make_interval(secs => ttl), false)
+                FROM claimed
             LOOP
                 claimed_rows := claimed_rows + 1;
+                number := claimed_rows;
                 bytes_left := bytes_left - octet_length(payload) - coalesce(octet_length(properties), 0);
                 RETURN NEXT;
             END LOOP;

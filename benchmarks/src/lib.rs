@@ -35,7 +35,7 @@ pub use chart::Chart;
 pub use comparison::{Comparison, Measured, median};
 pub use distribution::{Distribution, Distributions};
 pub use figures::Figures;
-pub use process::status;
+pub use process::{processor_time, status};
 pub use report::{Check, Report, folder};
 pub use summary::{Summary, Surroundings};
 

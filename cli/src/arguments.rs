@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use tierline::task::IntoDuration;
 use tierline::topology::Version;
 
+#[cfg(feature = "admin")]
 use crate::secret::Secret;
 pub(crate) use crate::servers::{
     Database, Management, MapBroker, Nodes, OptionalBroker, OptionalDatabase,

@@ -370,7 +370,7 @@ fn schemas() -> Value {
         }), &["before", "after"], true),
         "Task": object(json!({
             "id": string(), "task": string(), "tier": string(), "first_tier": string(),
-            "state": { "type": "string", "enum": ["ready", "scheduled"] },
+            "state": { "type": "string", "enum": ["ready", "parked", "scheduled"] },
             "is_quarantined": { "type": "boolean" }, "priority": count(), "attempt": count(),
             "crashes": count(), "enqueued_at": time(), "due_at": time(), "worker": maybe("string"),
             "size": count(),

@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+#[cfg(feature = "postgres")]
 use serde_json::Value;
+#[cfg(feature = "postgres")]
 use sha2::{Digest, Sha256};
 
 use super::{Gate, Limits, Snapshot};
 use crate::topology::Topology;
 
+#[cfg(feature = "postgres")]
 /// The longest key of a task, in bytes. The digest stands for a longer one.
 const LONGEST_KEY: usize = 200;
 
@@ -114,6 +117,7 @@ impl Gating {
         }
     }
 
+    #[cfg(feature = "postgres")]
     /// What tells its lane from others of its task: `=` and the key that was given at its publish, else the field of its
     /// payload, which may be missing. Empty if tasks are not told apart by a key.
     pub(crate) fn lane_key(&self, task: &str, given: Option<&str>, payload: &[u8]) -> String {
@@ -130,6 +134,7 @@ impl Gating {
     }
 }
 
+#[cfg(feature = "postgres")]
 /// The value at a path into JSON objects, as a text. Empty: there is none.
 fn field(payload: &[u8], path: &str) -> String {
     let Ok(payload) = serde_json::from_slice::<Value>(payload) else {
@@ -145,6 +150,7 @@ fn field(payload: &[u8], path: &str) -> String {
     }
 }
 
+#[cfg(feature = "postgres")]
 /// A key as Postgres keeps it: without NUL, and not too long for an index.
 fn kept(key: String) -> String {
     if key.len() > LONGEST_KEY {
@@ -157,7 +163,7 @@ fn kept(key: String) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "postgres"))]
 mod tests {
     use super::*;
 

@@ -17,6 +17,10 @@ mod doctor;
 mod entry;
 #[cfg(feature = "postgres")]
 pub(crate) mod error;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "changes are in Postgres")
+)]
 mod gating;
 mod known;
 mod limit;
@@ -28,6 +32,10 @@ mod operator;
 mod overriding;
 #[cfg(feature = "postgres")]
 mod process;
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "changes are in Postgres")
+)]
 mod snapshot;
 #[cfg(feature = "postgres")]
 mod table;
@@ -38,7 +46,7 @@ pub use change::{Change, Changed};
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
-pub(crate) use limit::{Gate, Gates, Limits, Permit};
+pub(crate) use limit::{Gate, Gates, Limits, Outlook, Permit};
 #[cfg(feature = "postgres")]
 pub use limit_change::LimitChange;
 #[cfg(feature = "postgres")]
@@ -49,8 +57,4 @@ pub use overriding::{Overridden, Overriding, WaitingQueue};
 pub(crate) use process::longest_silence;
 #[cfg(feature = "postgres")]
 pub use process::{Process, ProcessGroup};
-#[cfg_attr(
-    not(feature = "postgres"),
-    expect(unused_imports, reason = "changes are in Postgres")
-)]
 pub(crate) use snapshot::{Override, Snapshot};

@@ -43,7 +43,9 @@ use tokio_util::task::TaskTracker;
 use crate::amqp::{Connection, QueueState};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
-use crate::control::{KnownControls, Override};
+use crate::control::KnownControls;
+#[cfg(feature = "postgres")]
+use crate::control::Override;
 use crate::observe::Observers;
 use crate::route::Servers;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
@@ -318,6 +320,7 @@ impl Publisher {
         self.inner.controls.wait_until_known(deadline).await;
     }
 
+    #[cfg(feature = "postgres")]
     /// The override of a task that is in force.
     pub(crate) fn override_of(&self, task: &str) -> Option<Arc<Override>> {
         self.inner.controls.override_of(task)

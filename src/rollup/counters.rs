@@ -6,6 +6,7 @@
 
 use std::cell::Cell as ThreadCell;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -36,13 +37,38 @@ pub(super) struct Counters {
 /// The tasks and tiers of the map.
 pub(super) struct Names {
     /// The index of each task, and of the tier that the map gives it.
-    tasks: HashMap<Box<str>, (usize, usize)>,
-    tiers: HashMap<Box<str>, usize>,
+    tasks: ByName<(usize, usize)>,
+    tiers: ByName<usize>,
+    has_slo: bool,
     /// By their index.
     task_names: Vec<Box<str>>,
     /// The index of what the map does not have.
     unknown: usize,
     known_tiers: Vec<KnownTier>,
+}
+
+/// The names are those of the map, so nobody can choose ones that collide, and a quick hash will do: each event looks one up.
+type ByName<T> = HashMap<Box<str>, T, BuildHasherDefault<Fnv>>;
+
+/// FNV-1a, which is quick for names as short as these.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 struct KnownTier {
@@ -212,7 +238,10 @@ impl Counters {
     }
 
     fn slo(&self, tier: &str) -> Option<Duration> {
-        self.tier(tier)?.slo
+        match self.names.has_slo {
+            true => self.tier(tier)?.slo,
+            false => None,
+        }
     }
 
     fn tier(&self, name: &str) -> Option<&KnownTier> {
@@ -273,7 +302,7 @@ impl Names {
             })
             .collect();
         let tiers = known_tiers.iter().map(|tier| tier.name.clone());
-        let tiers: HashMap<Box<str>, usize> = tiers.zip(0..).collect();
+        let tiers: ByName<usize> = tiers.zip(0..).collect();
         let tier_of = |name: &str| tiers.get(name).copied().unwrap_or(known_tiers.len());
         let tasks = topology.tasks().iter().enumerate();
         let mut names = topology.tasks().iter();
@@ -291,6 +320,7 @@ impl Names {
                 .map(|task| task.name.as_str().into())
                 .collect(),
             tiers,
+            has_slo: known_tiers.iter().any(|tier| tier.slo.is_some()),
             known_tiers,
         }
     }

@@ -14,8 +14,8 @@ pub(super) struct TierGates {
     limits: Limits,
     limits_changed: BoxFuture<'static, ()>,
     gates: Vec<Option<Arc<Gate>>>,
-    /// All gates of the process: sources ask those of tasks.
-    opened: Vec<(Arc<Gate>, BoxFuture<'static, ()>)>,
+    /// Completes when any gate of the process has opened: sources ask those of tasks.
+    opened: BoxFuture<'static, ()>,
 }
 
 impl TierGates {
@@ -24,31 +24,28 @@ impl TierGates {
             limits_changed: changed(limits.changes()),
             limits: limits.clone(),
             gates: Vec::new(),
-            opened: Vec::new(),
+            opened: changed(limits.opened()),
         };
         gates.find(tiers);
         gates
     }
 
-    /// Follows the limits, and wakes the group when a gate has changed.
-    pub(super) fn poll(&mut self, tiers: &[String], cx: &mut Context<'_>) {
+    /// Follows the limits, and wakes the group when a gate has changed. Whether there may be gates that were not there before.
+    pub(super) fn poll(&mut self, tiers: &[String], cx: &mut Context<'_>) -> bool {
+        let mut has_changed = false;
         while self.limits_changed.poll_unpin(cx).is_ready() {
             self.limits_changed = changed(self.limits.changes());
             self.find(tiers);
+            has_changed = true;
         }
-        for (gate, opened) in &mut self.opened {
-            while opened.poll_unpin(cx).is_ready() {
-                *opened = changed(gate.changes());
-            }
+        while self.opened.poll_unpin(cx).is_ready() {
+            self.opened = changed(self.limits.opened());
         }
+        has_changed
     }
 
     fn find(&mut self, tiers: &[String]) {
         self.gates = tiers.iter().map(|name| self.limits.tier(name)).collect();
-        let all = self.limits.all().into_iter();
-        self.opened = all
-            .map(|gate| (gate.clone(), changed(gate.changes())))
-            .collect();
     }
 
     /// How many deliveries of a tier may start now. If there is one to be started (`is_ready`), that is noted.
@@ -73,6 +70,35 @@ impl TierGates {
             Some(gate) => gate.try_start().map(Some).ok_or(Closed),
             None => Ok(None),
         }
+    }
+}
+
+/// The permits of a tier and a task that have limits. They end with the handler, in whatever way it ends, and also with one
+/// that hangs: what it still does, nobody counts any more.
+pub(super) struct Permits {
+    tier: Option<Permit>,
+    task: Option<Permit>,
+}
+
+impl Permits {
+    pub(super) fn new(tier: Option<Permit>, task: Option<Permit>) -> Self {
+        Self { tier, task }
+    }
+
+    /// Counts what runs at the gates that were not there when it started.
+    pub(super) fn count_running(&mut self, gates: &TierGates, tier: usize, task: &str) {
+        if self.tier.is_none() {
+            self.tier = gates.gates[tier].as_ref().map(Gate::count_running);
+        }
+        if self.task.is_none() {
+            self.task = gates.limits.task(task).as_ref().map(Gate::count_running);
+        }
+    }
+
+    /// The handler was not called: what was expired, say, is no start.
+    pub(super) fn give_back(self) {
+        let permits = self.tier.into_iter().chain(self.task);
+        permits.for_each(Permit::give_back);
     }
 }
 

@@ -15,12 +15,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::gates::{TierGates, changed};
+use super::gates::{Permits, TierGates, changed};
 use super::job::{self, JobEvent, JobKey};
 use super::order::{Choice, Order};
 use super::transactions::GroupTransactions;
 use super::{Phase, Shared};
-use crate::control::{Permit, Snapshot};
+use crate::control::Snapshot;
+use crate::message::Received;
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
@@ -65,16 +66,16 @@ pub(super) struct Group {
 }
 
 enum Job {
-    /// A handler, which is dropped with this, and the permits that it has as long as it runs.
-    Handler(AbortOnDropHandle<()>, Permits),
+    Handler(Running),
     Settling,
 }
 
-/// The permits of a tier and a task that have limits. They end with the handler, in whatever way it ends, and also with one
-/// that hangs: what it still does, nobody counts any more.
-struct Permits {
-    _tier: Option<Permit>,
-    _task: Option<Permit>,
+struct Running {
+    /// The handler is dropped with this.
+    handler: AbortOnDropHandle<()>,
+    permits: Permits,
+    tier: usize,
+    received: Arc<Received>,
 }
 
 impl Group {
@@ -122,8 +123,8 @@ impl Group {
         poll_fn(|cx| self.tick(cx)).await;
         // What still runs was waited for long enough, and goes back to the broker.
         for job in self.running.values() {
-            if let Job::Handler(handler, _) = job {
-                handler.abort();
+            if let Job::Handler(running) = job {
+                running.handler.abort();
             }
         }
         let closing = std::mem::take(&mut self.sources);
@@ -136,7 +137,9 @@ impl Group {
             let is_quiet = !self.handle_job_events(cx);
             self.drain_if_asked(cx);
             self.pause_if_asked(cx);
-            self.gates.poll(&self.group.tiers, cx);
+            if self.gates.poll(&self.group.tiers, cx) {
+                self.count_running();
+            }
             for index in 0..self.sources.len() {
                 while let Poll::Ready(settled) = self.sources[index].poll(cx) {
                     self.running.remove(&(index, settled));
@@ -174,22 +177,31 @@ impl Group {
         let mut is_any = false;
         while let Poll::Ready(Some(event)) = self.events.poll_recv(cx) {
             is_any = true;
-            let JobEvent { key, next } = event;
-            self.settle(key, next);
+            self.settle(event);
         }
         is_any
     }
 
-    fn settle(&mut self, key: JobKey, next: Next) {
+    fn settle(&mut self, event: JobEvent) {
+        let JobEvent {
+            key,
+            next,
+            has_started,
+        } = event;
         // A hung handler whose slot went on without it may end after all.
         if !matches!(self.running.get(&key), Some(Job::Handler(..))) {
             return;
         }
         self.handlers -= 1;
         let (source, handle) = key;
-        match next {
-            Next::Done(_) => drop(self.running.remove(&key)),
-            _ => drop(self.running.insert(key, Job::Settling)),
+        let ended = match next {
+            Next::Done(_) => self.running.remove(&key),
+            _ => self.running.insert(key, Job::Settling),
+        };
+        if let Some(Job::Handler(running)) = ended
+            && !has_started
+        {
+            running.permits.give_back();
         }
         self.sources[source].settle(handle, next);
     }
@@ -226,6 +238,18 @@ impl Group {
             }
         }
         (wake_at, false)
+    }
+
+    /// Counts what runs at the gates of limits that there were not when it started.
+    fn count_running(&mut self) {
+        for job in self.running.values_mut() {
+            if let Job::Handler(running) = job {
+                let task = running.received.task();
+                running
+                    .permits
+                    .count_running(&self.gates, running.tier, task);
+            }
+        }
     }
 
     /// Follows what operators pause and resume.
@@ -322,12 +346,14 @@ impl Group {
             let key = (index, handle);
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
             let transactions = self.transactions.clone();
-            let handler = job::start(shared, transactions, received, lease, key, sender);
-            let permits = Permits {
-                _tier: permit,
-                _task: task_permit,
+            let handler = job::start(shared, transactions, received.clone(), lease, key, sender);
+            let running = Running {
+                handler,
+                permits: Permits::new(permit, task_permit),
+                tier,
+                received,
             };
-            self.running.insert(key, Job::Handler(handler, permits));
+            self.running.insert(key, Job::Handler(running));
             self.handlers += 1;
             return true;
         }
@@ -382,7 +408,12 @@ impl Drop for Group {
         };
         runtime.spawn(async move {
             let ending = running.into_values().map(|job| async move {
-                if let Job::Handler(handler, _permit) = job {
+                if let Job::Handler(Running {
+                    handler,
+                    permits: _permits,
+                    ..
+                }) = job
+                {
                     handler.abort();
                     let _ = handler.await;
                 }

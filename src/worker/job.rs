@@ -29,6 +29,8 @@ pub(super) type JobKey = (usize, Handle);
 pub(super) struct JobEvent {
     pub(super) key: JobKey,
     pub(super) next: Next,
+    /// Whether its handler was called.
+    pub(super) has_started: bool,
 }
 
 /// Starts a job, and tells the group how it ends, whatever happens to it. It is dropped with what is
@@ -54,19 +56,27 @@ pub(super) fn start(
         if let Some(begin) = begin
             && begin.await != Ok(true)
         {
-            return reporter.ended(Next::Back);
+            return reporter.ended(Next::Back, false);
         }
         // A row is there only as long as its task is not done.
-        let next = match lost.is_none() && group.is_done(&received).await {
-            true => already_done(&shared, &received),
-            false => run(&shared, &received, lost.as_ref(), &transactions, &reporter).await,
+        let startable = match lost.is_none() && group.is_done(&received).await {
+            true => Err(already_done(&shared, &received)),
+            false => check(&shared, &received),
+        };
+        let has_started = startable.is_ok();
+        let next = match startable {
+            Ok(message) => {
+                let lost = lost.as_ref();
+                run(&shared, &received, message, lost, &transactions, &reporter).await
+            }
+            Err(next) => next,
         };
         if lost.is_none() && matches!(next, Next::Done(_)) {
             // The source remembers what has ended by its key. Computed here, a large payload does not hold up
             // its ticks.
             received.key();
         }
-        reporter.ended(next);
+        reporter.ended(next, has_started);
     }))
 }
 
@@ -77,11 +87,14 @@ struct Reporter {
 }
 
 impl Reporter {
-    fn ended(mut self, next: Next) {
+    fn ended(mut self, next: Next, has_started: bool) {
         if let Some(events) = self.events.take() {
             // Without a receiver the worker has ended, and the broker takes the message back.
-            let key = self.key;
-            let _ = events.send(JobEvent { key, next });
+            let _ = events.send(JobEvent {
+                key: self.key,
+                next,
+                has_started,
+            });
         }
     }
 }
@@ -89,26 +102,24 @@ impl Reporter {
 impl Drop for Reporter {
     fn drop(&mut self) {
         if let Some(events) = self.events.take() {
-            let (key, next) = (self.key, Next::Back);
-            let _ = events.send(JobEvent { key, next });
+            let _ = events.send(JobEvent {
+                key: self.key,
+                next: Next::Back,
+                has_started: true,
+            });
         }
     }
 }
 
-/// Runs a delivery. `lost` is cancelled when its lease is lost, and when the grace period of a shutdown is over.
-async fn run(
-    shared: &Arc<Shared>,
-    received: &Arc<Received>,
-    lost: Option<&Cancellation>,
-    transactions: &Transactions,
-    reporter: &Reporter,
-) -> Next {
-    let Ok(message) = received.message() else {
-        return unreadable(received);
-    };
+/// The message of a delivery.
+///
+/// # Errors
+/// Its handler cannot be called, and this follows on it instead.
+fn check<'r>(shared: &Shared, received: &'r Received) -> Result<&'r Message, Next> {
+    let message = received.message().map_err(|_| unreadable(received))?;
     let task = task_ref(message);
     let Some(goes_to) = shared.settings.goes_to(&message.task) else {
-        return unmapped(message);
+        return Err(unmapped(message));
     };
     let observers = &shared.settings.observers;
     // While a task is overridden, what waits in the tier of the map stays there.
@@ -121,9 +132,23 @@ async fn run(
         tracing::debug!(task = message.task, tier = message.tier, %mapped, "a task of another tier");
         observers.emit(&Event::Strayed { task, mapped });
     }
-    if let Some(verdict) = shared.executor.refuses(message) {
-        return next(shared, received, message, verdict, None);
+    match shared.executor.refuses(message) {
+        Some(verdict) => Err(next(shared, received, message, verdict, None)),
+        None => Ok(message),
     }
+}
+
+/// Runs a delivery. `lost` is cancelled when its lease is lost, and when the grace period of a shutdown is over.
+async fn run(
+    shared: &Arc<Shared>,
+    received: &Arc<Received>,
+    message: &Message,
+    lost: Option<&Cancellation>,
+    transactions: &Transactions,
+    reporter: &Reporter,
+) -> Next {
+    let task = task_ref(message);
+    let observers = &shared.settings.observers;
     let due_at = message.due_at.unwrap_or(message.enqueued_at);
     let waited = SystemTime::now()
         .duration_since(due_at.max(message.enqueued_at))
@@ -212,7 +237,12 @@ async fn watched(
                     }
                 };
                 // Without a receiver nobody waits for it either.
-                let _ = events.send(JobEvent { key, next });
+                let has_started = true;
+                let _ = events.send(JobEvent {
+                    key,
+                    next,
+                    has_started,
+                });
             }
         }
     });

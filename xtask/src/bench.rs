@@ -12,12 +12,13 @@ use crate::cargo::{cargo, step};
 use crate::root;
 
 /// What runs where no benchmark is named.
-const ALL: [&str; 7] = [
+const ALL: [&str; 8] = [
     "publish",
     "publish-faults",
     "work",
     "suspect",
     "backlog",
+    "control",
     "dead",
     "schedule",
 ];
@@ -29,8 +30,8 @@ const PACKAGE: &str = "--package=tierline-benchmarks";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, backlog, dead,
-    /// schedule, peers, soak, frames. Unless named, all but the last three run one after another, and
+    /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, backlog, control,
+    /// dead, schedule, peers, soak, frames. Unless named, all but the last three run one after another, and
     /// target/benchmarks/all.json holds what they found.
     name: Option<String>,
     /// The parts of it to run; all unless named.

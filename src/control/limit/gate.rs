@@ -2,20 +2,26 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::local::{Ended, Local, Start};
+use super::local::{Ended, Local, Outlook, Start};
 use crate::topology::Limit;
 
 /// The limit of one tier or task, in this process. All its workers share the gate.
 pub(crate) struct Gate {
     local: Mutex<Local>,
-    /// Changes when more may start than before.
+    signals: Arc<Signals>,
+}
+
+/// What the gates of a process tell others. They share it: whoever waits subscribes once, however many limits there are.
+pub(super) struct Signals {
+    /// Changes when more may start than before, or when those who wait are to ask again.
     opened: watch::Sender<()>,
-    /// Wakes the rounds in which processes divide limits.
-    rounds: Arc<Notify>,
+    /// Changes when a round in which processes divide limits may be due.
+    due: watch::Sender<()>,
 }
 
 /// The right to start one task. While it lives, the task counts as running.
@@ -26,28 +32,35 @@ pub(crate) struct Permit {
 }
 
 impl Gate {
-    pub(super) fn new(limit: &Limit, rounds: &Arc<Notify>) -> Self {
+    pub(super) fn new(limit: &Limit, signals: &Arc<Signals>) -> Self {
+        let local = Local::new(limit, Instant::now(), SystemTime::now());
         Self {
-            local: Mutex::new(Local::new(limit, Instant::now())),
-            opened: watch::channel(()).0,
-            rounds: rounds.clone(),
+            local: Mutex::new(local),
+            signals: signals.clone(),
         }
     }
 
     /// Takes the right to start one task, or says that there is one to be started. After a refusal, ask again at
-    /// [`next_at`](Self::next_at) and after each of the [`changes`](Self::changes): a process that does not is taken for
-    /// one that has nothing to start.
+    /// [`next_at`](Self::next_at) and whenever gates have [`opened`](super::Limits::opened): a process that does not is taken
+    /// for one that has nothing to start.
     pub(crate) fn try_start(self: &Arc<Self>) -> Option<Permit> {
         let start = self.local().try_start(Instant::now());
         match start {
             Start::Yes => Some(Permit { gate: self.clone() }),
             Start::No { is_new } => {
                 if is_new {
-                    self.rounds.notify_one();
+                    self.signals.round_is_due();
                 }
                 None
             }
         }
+    }
+
+    /// Counts a task that ran before there was a limit.
+    pub(crate) fn count_running(self: &Arc<Self>) -> Permit {
+        self.local().count_running();
+        self.signals.round_is_due();
+        Permit { gate: self.clone() }
     }
 
     /// Whether [`try_start`](Self::try_start) would succeed. Ask it only if there is a task to be started: a closed gate notes
@@ -63,28 +76,31 @@ impl Gate {
         let mut local = self.local();
         let startable = local.startable(now);
         if startable == 0 && is_asked && local.refuse(now) {
-            self.rounds.notify_one();
+            self.signals.round_is_due();
         }
         startable
     }
 
-    /// Whether one more task may wait for its right to start beside so many: it starts in a moment, or this process has not
-    /// asked for a share yet.
-    pub(crate) fn may_wait(&self, waiting: usize) -> bool {
-        let now = Instant::now();
-        let mut local = self.local();
-        local.startable(now) > waiting || waiting == 0 && local.starts_soon(now)
+    /// What one more task may expect that would wait for its right to start beside so many, in a source that holds at most
+    /// `window` deliveries.
+    pub(crate) fn outlook(&self, waiting: usize, window: usize) -> Outlook {
+        self.local().outlook(waiting, window, Instant::now())
     }
 
-    /// When a task may start by itself. `None`: now, or after one of the [`changes`](Self::changes).
+    /// When a task may start by itself. `None`: now, or when gates have [`opened`](super::Limits::opened).
     pub(crate) fn next_at(&self) -> Option<Instant> {
         let now = Instant::now();
-        self.local().next_at(now).filter(|at| *at > now)
-    }
-
-    /// Changes when more may start than before, or when it is to be asked for again.
-    pub(crate) fn changes(&self) -> watch::Receiver<()> {
-        self.opened.subscribe()
+        let mut local = self.local();
+        let next = local.next_at(now)?;
+        if next > now {
+            return Some(next);
+        }
+        // A token has come since somebody was refused, who will set no timer for it.
+        if local.must_ask_again() {
+            drop(local);
+            self.signals.open();
+        }
+        None
     }
 
     /// How many deliveries are worth holding prefetched: what may start in the next quarter of a second, or twice the places
@@ -97,25 +113,25 @@ impl Gate {
     pub(super) fn set_limit(&self, limit: Option<&Limit>) {
         let has_changed = self.local().set_limit(limit, Instant::now());
         if has_changed {
-            self.rounds.notify_one();
-            self.open();
+            self.signals.round_is_due();
+            self.signals.open();
         }
     }
 
-    /// Tells those who wait that they should ask again.
-    pub(super) fn open(&self) {
-        self.opened.send_replace(());
-    }
-
     pub(super) fn local(&self) -> MutexGuard<'_, Local> {
-        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+        local.set_wall_clock(SystemTime::now());
+        local
     }
 }
 
 impl Permit {
     /// Nothing was started after all.
     pub(crate) fn give_back(self) {
-        self.gate.local().give_token_back();
+        let is_opened = self.gate.local().give_token_back(Instant::now());
+        if is_opened {
+            self.gate.signals.open();
+        }
     }
 }
 
@@ -123,11 +139,40 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let ended = self.gate.local().end();
         match ended {
-            Ended::Opened => self.gate.open(),
+            Ended::Opened => self.gate.signals.open(),
             // Another process waits for the place.
-            Ended::Lowered => self.gate.rounds.notify_one(),
+            Ended::GivesUpPlace => self.gate.signals.round_is_due(),
             Ended::Nothing => {}
         }
+    }
+}
+
+impl Signals {
+    pub(super) fn new() -> Self {
+        Self {
+            opened: watch::channel(()).0,
+            due: watch::channel(()).0,
+        }
+    }
+
+    /// Tells those who wait to ask again.
+    pub(super) fn open(&self) {
+        self.opened.send_replace(());
+    }
+
+    /// Changes when those who wait are to ask again.
+    pub(super) fn opened(&self) -> watch::Receiver<()> {
+        self.opened.subscribe()
+    }
+
+    fn round_is_due(&self) {
+        self.due.send_replace(());
+    }
+
+    /// Changes when a round may be due.
+    #[cfg(feature = "postgres")]
+    pub(super) fn due(&self) -> watch::Receiver<()> {
+        self.due.subscribe()
     }
 }
 

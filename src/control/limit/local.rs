@@ -3,12 +3,12 @@
 #[cfg(feature = "postgres")]
 mod shared;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
 #[cfg(feature = "postgres")]
-use shared::Share;
+use shared::ShareState;
 
 use crate::topology::{Limit, LimitScope};
 
@@ -24,6 +24,8 @@ const LEASE: Duration = Duration::from_secs(20);
 const NEARLY: f64 = 1e-9;
 /// A task that starts within this time may wait for it where others need the room.
 const SOON: Duration = Duration::from_millis(250);
+/// How long tasks wait for the processes to divide the limit for the first time.
+const UNDECIDED_FOR: Duration = Duration::from_secs(1);
 /// How much of its rate a process may have prefetched.
 const PREFETCHED: f64 = 0.25;
 
@@ -34,12 +36,13 @@ pub(super) struct Local {
     limit: Option<Limit>,
     rate: Option<Bucket>,
     places: Option<Places>,
-    scope: LimitScope,
-    /// How many tasks run. They are counted whatever the limit is, so that one that comes while they run counts them.
+    /// How many tasks run, also while there is no limit: they count when there is one again.
     used: u32,
     demand: Demand,
+    /// The time of the wall clock.
+    wall: SystemTime,
     #[cfg(feature = "postgres")]
-    share: Share,
+    share: ShareState,
 }
 
 /// How much is asked for.
@@ -50,6 +53,10 @@ struct Demand {
     /// The last attempt that was refused for lack of a token, and of a place.
     lacked_token: Option<Instant>,
     lacked_place: Option<Instant>,
+    /// Whether somebody was refused since a token came.
+    is_refused: bool,
+    /// Since when somebody asks, and the processes have not divided the limit.
+    undecided_since: Option<Instant>,
     /// How many tasks have started since the use was last measured.
     starts: u32,
 }
@@ -60,7 +67,7 @@ struct Bucket {
     per_second: f64,
     burst: u32,
     tokens: f64,
-    /// When `tokens` was true.
+    /// The time for which `tokens` was computed.
     at: Instant,
 }
 
@@ -75,12 +82,23 @@ struct Places {
     until: Option<Instant>,
 }
 
+/// What a task may expect that would wait for its right to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// The processes have not divided the limit. They will in a moment.
+    Undecided,
+    /// All that wait, and as many as come at once, may start.
+    FarFromLimit,
+    /// So many may start, now or in a moment.
+    NearLimit { startable: usize },
+}
+
 /// Whether a task may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Yes,
-    /// Whether it is the first refusal for a time.
     No {
+        /// Whether there was no refusal in the last 1.5 s.
         is_new: bool,
     },
 }
@@ -90,22 +108,22 @@ pub(super) enum Start {
 pub(super) enum Ended {
     /// Another task may start.
     Opened,
-    /// A place is to be given up.
-    Lowered,
+    /// This process has a place too many, which another one waits for.
+    GivesUpPlace,
     Nothing,
 }
 
 impl Local {
-    pub(super) fn new(limit: &Limit, now: Instant) -> Self {
+    pub(super) fn new(limit: &Limit, now: Instant, wall: SystemTime) -> Self {
         let mut local = Self {
             limit: None,
             rate: None,
             places: None,
-            scope: limit.scope,
             used: 0,
             demand: Demand::default(),
+            wall,
             #[cfg(feature = "postgres")]
-            share: Share::new(now),
+            share: ShareState::new(now, wall),
         };
         local.set_limit(Some(limit), now);
         local
@@ -116,17 +134,18 @@ impl Local {
         if self.limit.as_ref() == limit {
             return false;
         }
+        let was_shared = self.is_shared();
         self.limit = limit.cloned();
+        let is_shared = self.is_shared();
+        if is_shared != was_shared {
+            // A share of what processes divide must be asked for first, and goes back when it is of no use any more.
+            self.give_all_back(now);
+        }
         let Some(limit) = limit else {
             (self.rate, self.places) = (None, None);
             return true;
         };
-        let was_alone = std::mem::replace(&mut self.scope, limit.scope) == LimitScope::Process;
-        if was_alone && self.scope == LimitScope::App {
-            // The share of all must be asked for first.
-            (self.rate, self.places) = (None, None);
-        }
-        let is_alone = self.scope == LimitScope::Process;
+        let is_alone = !is_shared;
         let before = self.rate.take();
         let mut surplus = 0.0;
         self.rate = limit.rate.map(|rate| {
@@ -161,17 +180,31 @@ impl Local {
                         ..before
                     };
                 }
-                // What runs already counts.
+                // What runs already counts, and nothing starts until other processes know that.
                 (false, None) => self.used,
             };
             Places {
                 held,
                 kept: held,
-                until: None,
+                until: is_shared.then_some(now),
             }
         });
         self.lower_places();
         true
+    }
+
+    fn give_all_back(&mut self, now: Instant) {
+        if let Some(mut bucket) = self.rate.take() {
+            bucket.refill(now);
+            let tokens = bucket.lower(0.0, 0);
+            self.give_back(tokens);
+        }
+        self.places = None;
+    }
+
+    /// Follows the wall clock. It only shows whether the machine slept: an administrator may set it.
+    pub(super) fn set_wall_clock(&mut self, wall: SystemTime) {
+        self.wall = wall;
     }
 
     #[cfg(not(feature = "postgres"))]
@@ -184,10 +217,13 @@ impl Local {
     }
 
     /// The limit, if this process shares it with others.
-    #[cfg(feature = "postgres")]
     pub(super) fn shared_limit(&self) -> Option<&Limit> {
         let limit = self.limit.as_ref();
         limit.filter(|limit| limit.scope == LimitScope::App)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared_limit().is_some()
     }
 
     /// How many tasks may start now.
@@ -221,10 +257,19 @@ impl Local {
         Start::Yes
     }
 
-    /// Notes that there is a task that may not start; whether it is the first for a time.
+    /// Counts a task that ran before there was a limit. It has its place, also where that is one too many.
+    pub(super) fn count_running(&mut self) {
+        self.used += 1;
+        if let Some(places) = &mut self.places {
+            places.held = places.held.max(self.used);
+        }
+    }
+
+    /// Notes that there is a task that may not start; whether there was no refusal in the last 1.5 s.
     pub(super) fn refuse(&mut self, now: Instant) -> bool {
         let is_new = !self.lacks(now);
         self.demand.last = Some(now);
+        self.demand.is_refused = true;
         if !self.has_place(now) {
             self.demand.lacked_place = Some(now);
         }
@@ -234,11 +279,19 @@ impl Local {
         is_new
     }
 
-    /// A task for which a right was taken was not started.
-    pub(super) fn give_token_back(&mut self) {
+    /// A token has come; whether somebody was refused before.
+    pub(super) fn must_ask_again(&mut self) -> bool {
+        std::mem::take(&mut self.demand.is_refused)
+    }
+
+    /// A task for which a right was taken was not started; whether only this lets another one start.
+    pub(super) fn give_token_back(&mut self, now: Instant) -> bool {
+        self.demand.starts = self.demand.starts.saturating_sub(1);
+        let had_token = self.has_token(now);
         if let Some(bucket) = &mut self.rate {
             bucket.tokens = (bucket.tokens + 1.0).min(bucket.burst.into());
         }
+        !had_token && self.has_token(now)
     }
 
     /// A task has ended.
@@ -246,7 +299,7 @@ impl Local {
         let was_full = matches!(&self.places, Some(places) if self.used >= places.held);
         self.used = self.used.saturating_sub(1);
         if self.lower_places() {
-            return Ended::Lowered;
+            return Ended::GivesUpPlace;
         }
         match was_full {
             true => Ended::Opened,
@@ -268,9 +321,24 @@ impl Local {
         now.checked_add(Duration::try_from_secs_f64(missing).ok()?)
     }
 
-    /// Whether a task may start by itself in a moment, or nobody can tell before the processes have divided the limit.
-    pub(super) fn starts_soon(&mut self, now: Instant) -> bool {
-        self.is_undecided() || self.next_at(now).is_some_and(|at| at <= now + SOON)
+    /// What a task may expect that would wait beside so many others.
+    pub(super) fn outlook(&mut self, waiting: usize, window: usize, now: Instant) -> Outlook {
+        if self.is_undecided() {
+            let since = *self.demand.undecided_since.get_or_insert(now);
+            if now < since + UNDECIDED_FOR {
+                return Outlook::Undecided;
+            }
+        } else {
+            self.demand.undecided_since = None;
+        }
+        let startable = self.startable(now);
+        if startable >= waiting + window {
+            return Outlook::FarFromLimit;
+        }
+        let is_soon = self.next_at(now).is_some_and(|at| at <= now + SOON);
+        Outlook::NearLimit {
+            startable: startable.max(is_soon.into()),
+        }
     }
 
     #[cfg(not(feature = "postgres"))]
@@ -325,9 +393,12 @@ impl Local {
         false
     }
 
+    /// Whether this process stood still. The monotonic clock stops while the machine sleeps, and the wall clock does not.
     #[cfg(feature = "postgres")]
     fn is_stalled(&self, now: Instant) -> bool {
-        self.scope == LimitScope::App && now.saturating_duration_since(self.share.ticked) > STALLED
+        let (ticked, ticked_wall) = self.share.ticked;
+        let slept = self.wall.duration_since(ticked_wall).unwrap_or_default();
+        self.is_shared() && now.saturating_duration_since(ticked).max(slept) > STALLED
     }
 
     /// Whether somebody was refused a moment ago.

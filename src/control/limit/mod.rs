@@ -1,8 +1,9 @@
 //! Limits of tiers and tasks: how often they start, and how many of them run, over all processes.
 //!
 //! No task asks the database. Each process holds a share of a limit, and takes a right to start from that: `gate` is what
-//! workers ask, and `local` what it decides by. `share` is how processes divide a limit, `beats`
-//! which of them are dead, and `rounds` how they do it by way of a row in Postgres, about twice a second and only while something is to be started. [`Limits`] has the gates.
+//! workers ask, and `local` what it decides by. `share` is how processes divide a limit, `beats` which of them are dead, and
+//! `rounds` how they do it by way of a row in Postgres, about twice a second and only while something is to be started.
+//! [`Limits`] has the gates.
 
 #[cfg(feature = "postgres")]
 mod beats;
@@ -17,12 +18,14 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
+use gate::Signals;
 pub(crate) use gate::{Gate, Permit};
+pub(crate) use local::Outlook;
 
 use super::Snapshot;
 #[cfg(feature = "postgres")]
@@ -42,11 +45,13 @@ pub(crate) struct Limits {
 }
 
 struct Shared {
+    /// Those with a limit.
     gates: watch::Sender<Arc<Gates>>,
+    /// Also those that have lost their limit: tasks that started under it may still run, and count when there is one again.
+    all: Mutex<Gates>,
     /// Whether there is any gate: nearly always there is none.
     is_any: AtomicBool,
-    /// Wakes the rounds.
-    waker: Arc<Notify>,
+    signals: Arc<Signals>,
 }
 
 /// The gates of what is limited, by name.
@@ -63,12 +68,7 @@ impl Limits {
         #[cfg(feature = "postgres")] database: Option<&Database>,
         #[cfg(feature = "postgres")] observers: &Observers,
     ) -> Self {
-        let shared = Arc::new(Shared {
-            gates: watch::channel(Arc::default()).0,
-            is_any: AtomicBool::new(false),
-            waker: Arc::new(Notify::new()),
-        });
-        shared.follow(&Snapshot::of(topology));
+        let shared = Arc::new(Shared::new(&Snapshot::of(topology)));
         #[cfg(feature = "postgres")]
         let rounds = database.map(|database| {
             let service = Service::new("limits", observers);
@@ -106,17 +106,15 @@ impl Limits {
     pub(crate) async fn give_back(&self) {
         #[cfg(feature = "postgres")]
         if let Some(rounds) = &self.rounds
-            && self.shared.is_any.load(Ordering::Relaxed)
+            && self.shared.has_had_any()
         {
             rounds.give_back().await;
         }
     }
 
-    /// All gates.
-    pub(crate) fn all(&self) -> Vec<Arc<Gate>> {
-        let gates = self.shared.gates.borrow();
-        let all = gates.tiers.values().chain(gates.tasks.values());
-        all.cloned().collect()
+    /// Changes when any gate lets more start than before, and when whoever was refused is to ask again.
+    pub(crate) fn opened(&self) -> watch::Receiver<()> {
+        self.shared.signals.opened()
     }
 
     fn find(&self, find: impl FnOnce(&Gates) -> Option<&Arc<Gate>>) -> Option<Arc<Gate>> {
@@ -128,13 +126,26 @@ impl Limits {
 }
 
 impl Shared {
+    fn new(snapshot: &Snapshot) -> Self {
+        let shared = Self {
+            gates: watch::channel(Arc::default()).0,
+            all: Mutex::default(),
+            is_any: AtomicBool::new(false),
+            signals: Arc::new(Signals::new()),
+        };
+        shared.follow(snapshot);
+        shared
+    }
+
     /// Has a gate for each limit of the snapshot. One that is there follows its limit.
     fn follow(&self, snapshot: &Snapshot) {
         let before = self.gates.borrow().clone();
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let gates = Gates {
-            tiers: self.gates_of(snapshot.tier_limits(), &before.tiers),
-            tasks: self.gates_of(snapshot.task_limits(), &before.tasks),
+            tiers: self.gates_of(snapshot.tier_limits(), &mut all.tiers),
+            tasks: self.gates_of(snapshot.task_limits(), &mut all.tasks),
         };
+        drop(all);
         let is_any = !gates.tiers.is_empty() || !gates.tasks.is_empty();
         let names =
             |gates: &HashMap<String, Arc<Gate>>| gates.keys().cloned().collect::<HashSet<_>>();
@@ -149,28 +160,48 @@ impl Shared {
     fn gates_of<'s>(
         &self,
         limits: impl Iterator<Item = (&'s str, &'s Limit)>,
-        before: &HashMap<String, Arc<Gate>>,
+        all: &mut HashMap<String, Arc<Gate>>,
     ) -> HashMap<String, Arc<Gate>> {
         // Tasks of a key are counted in the database.
         let limits = limits.filter(|(_, limit)| limit.rate.is_some() || limit.per.is_none());
         let mut gates = HashMap::new();
         for (name, limit) in limits {
-            let gate = match before.get(name) {
+            let gate = match all.get(name) {
                 Some(gate) => {
                     gate.set_limit(Some(limit));
                     gate.clone()
                 }
-                None => Arc::new(Gate::new(limit, &self.waker)),
+                None => {
+                    let gate = Arc::new(Gate::new(limit, &self.signals));
+                    all.insert(name.to_owned(), gate.clone());
+                    gate
+                }
             };
             gates.insert(name.to_owned(), gate);
         }
-        for (name, gate) in before {
+        for (name, gate) in all {
             if !gates.contains_key(name) {
-                // Whoever still has it may start what he wants.
+                // A source that has not heard of it yet may start what it wants.
                 gate.set_limit(None);
             }
         }
         gates
+    }
+
+    #[cfg(feature = "postgres")]
+    fn has_had_any(&self) -> bool {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        !all.tiers.is_empty() || !all.tasks.is_empty()
+    }
+
+    /// All gates, also those that have lost their limit, with what is limited.
+    #[cfg(feature = "postgres")]
+    fn all(&self) -> Vec<(&'static str, String, Arc<Gate>)> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let tiers = all.tiers.iter().map(|it| ("tier", it));
+        let both = tiers.chain(all.tasks.iter().map(|it| ("task", it)));
+        both.map(|(kind, (name, gate))| (kind, name.clone(), gate.clone()))
+            .collect()
     }
 }
 

@@ -5,16 +5,17 @@
 //! nothing is to be started costs nothing.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::beats::Watch;
-use super::share::{Outcome, Pool, Report, Whole};
+use super::beats::Liveness;
+use super::share::{LimitParts, Outcome, Pool, Report};
 use super::{Gate, Gates, Shared};
 use crate::Error;
 use crate::backoff::Backoff;
@@ -22,8 +23,8 @@ use crate::postgres::{Database, DedicatedConnection, PgConnection};
 use crate::random;
 use crate::service::Service;
 
-/// How often those who wait are told to ask again, which shows that they still wait.
-const NUDGE_EVERY: Duration = Duration::from_millis(500);
+/// How often those who wait are told to ask again.
+const ASK_AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// The least time between two rounds of a limit.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// How long a statement may take, with the time to connect.
@@ -68,22 +69,54 @@ pub(super) fn start(
             let rounds = Rounds {
                 shared: &shared,
                 gates: shared.gates.subscribe(),
+                due: shared.signals.due(),
                 connection: DedicatedConnection::to(&database),
                 app: &app,
                 limits: HashMap::new(),
                 backoff: Backoff::new(),
                 retry_at: None,
             };
-            rounds.run(&asked)
+            let (shared, asked) = (&shared, &asked);
+            async move {
+                tokio::select! {
+                    () = rounds.run(asked) => {}
+                    never = ask_again(shared) => match never {},
+                }
+            }
         });
         dividing.await;
     });
     GiveBack(sender)
 }
 
+/// Tells those who were refused to ask again, which shows that they still wait. It goes on while a round waits for a database
+/// that hangs: the share of a process of which nobody asks goes to others.
+async fn ask_again(shared: &Shared) -> Infallible {
+    let mut due = shared.signals.due();
+    loop {
+        due.mark_unchanged();
+        let now = Instant::now();
+        let (mut takes_part, mut is_refused) = (false, false);
+        for (_, _, gate) in shared.all() {
+            let mut local = gate.local();
+            local.tick(now);
+            takes_part |= local.takes_part(now);
+            is_refused |= local.lacks(now);
+        }
+        if is_refused {
+            shared.signals.open();
+        }
+        if !takes_part && due.changed().await.is_err() {
+            std::future::pending().await
+        }
+        sleep(ASK_AGAIN_EVERY).await;
+    }
+}
+
 struct Rounds<'a> {
     shared: &'a Shared,
     gates: watch::Receiver<Arc<Gates>>,
+    due: watch::Receiver<()>,
     connection: DedicatedConnection,
     app: &'a str,
     limits: HashMap<Key, Limited>,
@@ -96,12 +129,12 @@ struct Rounds<'a> {
 #[derive(Debug)]
 struct Limited {
     gate: Arc<Gate>,
+    /// As it was last in force. With that the process gives its share back after the limit has ended.
+    limit: LimitParts,
     /// When the last round was, and when the next is due at the earliest.
     last: Option<Instant>,
     not_before: Option<Instant>,
-    /// When those who wait were last told to ask again.
-    nudged: Instant,
-    watch: Watch,
+    liveness: Liveness,
 }
 
 /// A row of a limit.
@@ -132,8 +165,8 @@ impl Rounds<'_> {
             };
             tokio::select! {
                 () = waiting => {}
-                () = self.shared.waker.notified() => {}
-                // The sender lives as long as `shared`.
+                // The senders live as long as `shared`.
+                _ = self.due.changed() => {}
                 _ = self.gates.changed() => self.follow(),
                 given = asked.recv() => match given {
                     Some(given) => {
@@ -149,16 +182,11 @@ impl Rounds<'_> {
 
     /// Divides the limits that there are.
     fn follow(&mut self) {
-        let gates = self.gates.borrow_and_update().clone();
-        let tiers = gates.tiers.iter().map(|it| ("tier", it));
-        let all = tiers.chain(gates.tasks.iter().map(|it| ("task", it)));
-        let mut before = std::mem::take(&mut self.limits);
-        for (kind, (name, gate)) in all {
-            let key = (kind, name.clone());
-            let kept = before.remove(&key);
-            let kept = kept.filter(|it| Arc::ptr_eq(&it.gate, gate));
-            let limited = kept.unwrap_or_else(|| Limited::new(gate.clone()));
-            self.limits.insert(key, limited);
+        self.gates.mark_unchanged();
+        // Those that have lost their limit too: this process may still have a share of it.
+        for (kind, name, gate) in self.shared.all() {
+            let limited = self.limits.entry((kind, name));
+            limited.or_insert_with(|| Limited::new(gate));
         }
     }
 
@@ -199,7 +227,7 @@ impl Rounds<'_> {
                 }
                 self.retry_at = Some(Instant::now() + self.backoff.next());
                 for limited in self.limits.values_mut() {
-                    limited.watch.forget();
+                    limited.liveness.forget();
                 }
             }
         }
@@ -209,12 +237,15 @@ impl Rounds<'_> {
         let app = self.app;
         let sent = Instant::now();
         // Before the row is read: what a process gives up must not be in its hands any more at the time of the pool.
-        let reports: Vec<(Key, Whole, Report)> = keys
+        let reports: Vec<(Key, LimitParts, Report)> = keys
             .iter()
             .filter_map(|key| {
-                let mut local = self.limits.get(key)?.gate.local();
-                let whole = Whole::of(local.shared_limit()?);
-                Some((key.clone(), whole, local.report(sent)))
+                let limited = self.limits.get_mut(key)?;
+                let mut local = limited.gate.local();
+                if let Some(limit) = local.shared_limit() {
+                    limited.limit = LimitParts::of(limit);
+                }
+                Some((key.clone(), limited.limit, local.report(sent)))
             })
             .collect();
         let reading = self
@@ -223,14 +254,14 @@ impl Rounds<'_> {
                 read(connection, app, &reports).await
             });
         let rows = reading.await?;
-        for ((key, whole, report), stored) in reports.iter().zip(rows) {
+        for ((key, limit, report), stored) in reports.iter().zip(rows) {
             let Some(limited) = self.limits.get_mut(key) else {
                 continue;
             };
-            let whole = *whole;
-            let dead = limited.watch.look(stored.pool.as_ref(), Instant::now());
-            let pool = stored.pool.unwrap_or_else(|| Pool::new(whole, stored.now));
-            let Outcome { pool, answer } = pool.round(whole, report, &dead, stored.now);
+            let limit = *limit;
+            let dead = limited.liveness.dead(stored.pool.as_ref(), Instant::now());
+            let pool = stored.pool.unwrap_or_else(|| Pool::new(limit, stored.now));
+            let Outcome { pool, answer } = pool.round(limit, report, &dead, stored.now);
             if let Some(pool) = pool {
                 let state = serde_json::to_string(&pool).unwrap_or_default();
                 let writing = self
@@ -251,7 +282,7 @@ impl Rounds<'_> {
             limited.last = Some(now);
             limited.not_before = Some(now + SHORTEST);
             if is_raised {
-                limited.gate.open();
+                self.shared.signals.open();
             }
         }
         Ok(())
@@ -259,60 +290,53 @@ impl Rounds<'_> {
 
     /// Gives up everything that is held and not in use.
     async fn give_back(&mut self) {
-        let now = Instant::now();
+        let deadline = Instant::now() + GIVE_BACK_LIMIT;
         let mut keys = Vec::new();
         for (key, limited) in &mut self.limits {
             let mut local = limited.gate.local();
             local.give_up();
-            if local.takes_part(now) {
+            if local.takes_part(Instant::now()) {
                 keys.push(key.clone());
             }
         }
-        for _ in 0..GIVE_BACK_ATTEMPTS {
-            if keys.is_empty() {
-                return;
-            }
+        while !keys.is_empty() && Instant::now() < deadline {
             self.round(keys.clone()).await;
-            let limits = &self.limits;
-            keys.retain(|key| {
-                let is_held = |it: &Limited| {
-                    let local = it.gate.local();
-                    local.takes_part(now) && !local.runs_any()
-                };
-                limits.get(key).is_some_and(is_held)
-            });
+            let (limits, now) = (&self.limits, Instant::now());
+            keys.retain(|key| limits.get(key).is_some_and(|it| it.must_give_back(now)));
+            if !keys.is_empty() {
+                // Other processes write the same rows, perhaps because they end too.
+                let pause = Duration::from_millis(5 + u64::from(random::number() % 25));
+                sleep(pause).await;
+            }
         }
+        // Another worker of this process may wait.
+        self.shared.signals.open();
     }
 }
-
-/// How often shares are tried to be given back: other processes may write the row at the same time.
-const GIVE_BACK_ATTEMPTS: u32 = 5;
 
 impl Limited {
     fn new(gate: Arc<Gate>) -> Self {
         Self {
             gate,
+            limit: LimitParts::default(),
             last: None,
             not_before: None,
-            nudged: Instant::now(),
-            watch: Watch::default(),
+            liveness: Liveness::default(),
         }
+    }
+
+    /// Whether it has a share although nobody wants to start anything.
+    fn must_give_back(&self, now: Instant) -> bool {
+        let local = self.gate.local();
+        local.takes_part(now) && !local.is_wanted(now) && !local.runs_any()
     }
 
     /// When the next round is due, if there is to be one.
     fn due_at(&mut self, now: Instant) -> Option<Instant> {
-        let mut local = self.gate.local();
-        local.tick(now);
-        let Some(pause) = local.pause(now) else {
+        let Some(pause) = self.gate.local().pause(now) else {
             self.last = None;
             return None;
         };
-        let is_refused = local.lacks(now);
-        drop(local);
-        if is_refused && now >= self.nudged + NUDGE_EVERY {
-            self.nudged = now;
-            self.gate.open();
-        }
         let due = self.last.map_or(now, |last| last + pause);
         Some(
             self.not_before
@@ -325,7 +349,7 @@ impl Limited {
 async fn read(
     connection: &mut PgConnection<'_>,
     app: &str,
-    reports: &[(Key, Whole, Report)],
+    reports: &[(Key, LimitParts, Report)],
 ) -> Result<Vec<Stored>, sqlx::Error> {
     let keys = reports.iter().map(|(key, ..)| key);
     let (kinds, names): (Vec<&str>, Vec<&str>) =

@@ -22,8 +22,8 @@ const SAME: f64 = 1e-6;
 pub(super) type ShareId = u64;
 
 /// What may be divided.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Whole {
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct LimitParts {
     /// Per second. `None`: only `running` is limited.
     rate: Option<f64>,
     burst: u32,
@@ -32,7 +32,7 @@ pub(super) struct Whole {
 
 /// A part of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct Share {
     pub(super) rate: f64,
     pub(super) burst: u32,
     pub(super) running: u32,
@@ -66,7 +66,7 @@ pub(super) struct Holder {
     pub(super) beat: u64,
     /// When that was.
     at: f64,
-    held: Held,
+    held: Share,
     wants: Wants,
     /// All tokens that it ever took, and gave back.
     given: f64,
@@ -79,7 +79,7 @@ pub(super) struct Report {
     pub(super) id: ShareId,
     /// Whether the pool has answered it before.
     pub(super) is_known: bool,
-    pub(super) held: Held,
+    pub(super) held: Share,
     pub(super) wants: Wants,
     /// How many tokens it has room for.
     pub(super) room: f64,
@@ -91,9 +91,9 @@ pub(super) struct Report {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Answer {
     /// What the process may hold from now on.
-    pub(super) granted: Held,
+    pub(super) granted: Share,
     /// Its part. If it holds more, it lowers itself.
-    pub(super) fair: Held,
+    pub(super) fair: Share,
     pub(super) given: f64,
     /// The pool has forgotten the process, as it wished.
     pub(super) is_left: bool,
@@ -108,7 +108,7 @@ pub(super) struct Outcome {
     pub(super) answer: Option<Answer>,
 }
 
-impl Whole {
+impl LimitParts {
     pub(super) fn of(limit: &Limit) -> Self {
         Self {
             rate: limit.rate.map(|rate| rate.per_second()),
@@ -120,9 +120,9 @@ impl Whole {
 
 impl Pool {
     /// A pool of a limit that was not in use.
-    pub(super) fn new(whole: Whole, now: f64) -> Self {
+    pub(super) fn new(limit: LimitParts, now: f64) -> Self {
         Self {
-            tokens: whole.burst.into(),
+            tokens: limit.burst.into(),
             ..Self::empty(now)
         }
     }
@@ -139,13 +139,13 @@ impl Pool {
     /// One round of a process. `dead` are processes of which nothing was heard for long, with their last beats.
     pub(super) fn round(
         &self,
-        whole: Whole,
+        limit: LimitParts,
         report: &Report,
         dead: &[(ShareId, u64)],
         now: f64,
     ) -> Outcome {
         let mut pool = self.clone();
-        pool.refill(whole, now);
+        pool.refill(limit, now);
         let is_dead = |holder: &Holder| dead.contains(&(holder.id, holder.beat));
         pool.holders
             .retain(|holder| holder.id == report.id || !is_dead(holder));
@@ -180,15 +180,15 @@ impl Pool {
         mine.returned = report.returned;
         if report.is_leaving {
             pool.holders.remove(index);
-            pool.cap(whole);
+            pool.cap(limit);
             return Outcome {
                 pool: Some(pool),
                 answer: Some(Answer::LEFT),
             };
         }
-        pool.cap(whole);
-        let fair = pool.fair_part(whole, index, now);
-        pool.grant(whole, index, fair);
+        pool.cap(limit);
+        let fair = pool.fair_part(limit, index, now);
+        pool.grant(limit, index, fair);
         let free = pool.holders[index].held.burst - report.held.burst;
         let given = (report.room + f64::from(free)).clamp(0.0, pool.tokens);
         pool.tokens -= given;
@@ -211,7 +211,7 @@ impl Pool {
             mine.beat += 1;
             mine.at = now;
         }
-        pool.cap(whole);
+        pool.cap(limit);
         Outcome {
             pool: is_written.then_some(pool),
             answer: Some(answer),
@@ -219,8 +219,8 @@ impl Pool {
     }
 
     /// The sum of what processes hold.
-    fn held(&self) -> Held {
-        let mut sum = Held::default();
+    fn held(&self) -> Share {
+        let mut sum = Share::default();
         for Holder { held, .. } in &self.holders {
             sum.rate += held.rate;
             sum.burst = sum.burst.saturating_add(held.burst);
@@ -230,26 +230,26 @@ impl Pool {
     }
 
     /// The pool has the rate and the burst that nobody holds.
-    fn refill(&mut self, whole: Whole, now: f64) {
+    fn refill(&mut self, limit: LimitParts, now: f64) {
         let elapsed = (now - self.at).max(0.0);
-        let rate = whole.rate.unwrap_or_default() - self.held().rate;
+        let rate = limit.rate.unwrap_or_default() - self.held().rate;
         self.tokens += rate.max(0.0) * elapsed;
         self.at = now;
-        self.cap(whole);
+        self.cap(limit);
     }
 
-    fn cap(&mut self, whole: Whole) {
-        let room = whole.burst.saturating_sub(self.held().burst);
+    fn cap(&mut self, limit: LimitParts) {
+        let room = limit.burst.saturating_sub(self.held().burst);
         self.tokens = self.tokens.min(room.into());
     }
 
     /// Raises what a process holds to its part, as far as nobody else holds it.
-    fn grant(&mut self, whole: Whole, index: usize, fair: Held) {
+    fn grant(&mut self, limit: LimitParts, index: usize, fair: Share) {
         let held = self.held();
-        let free = Held {
-            rate: (whole.rate.unwrap_or_default() - held.rate).max(0.0),
-            burst: whole.burst.saturating_sub(held.burst),
-            running: whole
+        let free = Share {
+            rate: (limit.rate.unwrap_or_default() - held.rate).max(0.0),
+            burst: limit.burst.saturating_sub(held.burst),
+            running: limit
                 .running
                 .unwrap_or_default()
                 .saturating_sub(held.running),
@@ -268,10 +268,10 @@ impl Pool {
     }
 
     /// What a process should hold.
-    fn fair_part(&self, whole: Whole, index: usize, now: f64) -> Held {
+    fn fair_part(&self, limit: LimitParts, index: usize, now: f64) -> Share {
         let turn = (now / TURN).max(0.0) as u64 as usize;
         let wants: Vec<u32> = self.holders.iter().map(|it| it.wants.burst()).collect();
-        let bursts = divide_counts(whole.burst, &wants, turn);
+        let bursts = divide_counts(limit.burst, &wants, turn);
         let rates: Vec<f64> = self
             .holders
             .iter()
@@ -281,8 +281,8 @@ impl Pool {
                 _ => holder.wants.rate.unwrap_or(f64::INFINITY),
             })
             .collect();
-        let rate = divide_rate(whole.rate.unwrap_or_default(), &rates, index);
-        let running = whole.running.map_or(0, |running| {
+        let rate = divide_rate(limit.rate.unwrap_or_default(), &rates, index);
+        let running = limit.running.map_or(0, |running| {
             let wants: Vec<u32> = self.holders.iter().map(|it| it.wants.running()).collect();
             let mut parts = divide_counts(running, &wants, turn);
             // What nobody waits for is room for whoever starts next.
@@ -298,7 +298,7 @@ impl Pool {
         // Rates that differ by a rounding error would never come to rest.
         let held = self.holders[index].held.rate;
         let is_same = (held - rate).abs() <= rate * SAME;
-        Held {
+        Share {
             rate: if is_same { held } else { rate },
             burst: bursts[index],
             running,
@@ -312,7 +312,7 @@ impl Holder {
             id,
             beat: 0,
             at: 0.0,
-            held: Held::default(),
+            held: Share::default(),
             wants: Wants::default(),
             given: 0.0,
             returned: 0.0,
@@ -333,12 +333,12 @@ impl Wants {
 
 impl Answer {
     const LEFT: Self = Self {
-        granted: Held {
+        granted: Share {
             rate: 0.0,
             burst: 0,
             running: 0,
         },
-        fair: Held {
+        fair: Share {
             rate: 0.0,
             burst: 0,
             running: 0,
@@ -350,9 +350,9 @@ impl Answer {
 
 /// Divides a number among those who want some: nobody gets more than it wants while another gets less than it does and
 /// wants more. Where there are fewer than processes, they take turns.
-fn divide_counts(whole: u32, wants: &[u32], turn: usize) -> Vec<u32> {
+fn divide_counts(total: u32, wants: &[u32], turn: usize) -> Vec<u32> {
     let mut parts = vec![0; wants.len()];
-    let mut rest = whole;
+    let mut rest = total;
     let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index] > 0).collect();
     loop {
         let number = open.len() as u32;
@@ -372,9 +372,14 @@ fn divide_counts(whole: u32, wants: &[u32], turn: usize) -> Vec<u32> {
         if open.len() < before {
             continue;
         }
-        let (more, first) = (rest % number, if each == 0 { turn } else { 0 });
+        let more = rest % number;
+        // The next turn begins where this one ends: nobody waits for longer than all others take together.
+        let first = match each {
+            0 => (turn % open.len()) * more as usize % open.len(),
+            _ => 0,
+        };
         for (place, index) in open.iter().enumerate() {
-            let place = (place + open.len() - first % open.len()) % open.len();
+            let place = (place + open.len() - first) % open.len();
             parts[*index] = each + u32::from((place as u32) < more);
         }
         return parts;
@@ -383,13 +388,13 @@ fn divide_counts(whole: u32, wants: &[u32], turn: usize) -> Vec<u32> {
 
 /// The part of one of those who want some of a rate. What nobody wants is divided too, among those who want any: it is
 /// there when they want more.
-fn divide_rate(whole: f64, wants: &[f64], index: usize) -> f64 {
+fn divide_rate(total: f64, wants: &[f64], index: usize) -> f64 {
     if wants[index] <= 0.0 {
         return 0.0;
     }
     let mut sorted: Vec<f64> = wants.iter().copied().filter(|want| *want > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
-    let mut rest = whole;
+    let mut rest = total;
     let mut part = None;
     for (place, want) in sorted.iter().enumerate() {
         let each = rest / (sorted.len() - place) as f64;

@@ -2,16 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::time::Duration;
+mod world;
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::beats::Watch;
-use super::local::{Ended, Local, Start};
-use super::share::{Answer, Pool, Report, Whole};
+use world::World;
 
-use crate::topology::{Limit, LimitScope, Rate};
+use super::local::{Ended, Local, Start};
+use super::share::{LimitParts, Pool};
+use super::{Gate, Shared, Signals, Snapshot};
+use crate::topology::{Limit, LimitScope, Rate, Topology};
 
 fn limit(rate: Option<&str>, burst: u32, running: Option<u32>) -> Limit {
     let rate = rate.map(|rate| rate.parse::<Rate>().unwrap().with_burst(burst));
@@ -19,208 +23,6 @@ fn limit(rate: Option<&str>, burst: u32, running: Option<u32>) -> Limit {
         rate,
         running,
         ..Limit::NONE
-    }
-}
-
-/// A process, and what is on its way between it and the database.
-struct Process {
-    local: Local,
-    watch: Watch,
-    last: Option<Instant>,
-    /// When a pool is written, its version and the clock when it was read, and what is reported.
-    writing: Option<(Instant, u64, f64, Instant, Report)>,
-    /// An answer that is on its way.
-    answer: Option<(Instant, Instant, Option<Answer>)>,
-    /// When each task that runs ends.
-    running: Vec<Instant>,
-    is_dead: bool,
-    /// Starts what it may.
-    is_busy: bool,
-    /// Its next attempt.
-    asks_at: Instant,
-}
-
-/// The database, and everything that goes wrong.
-struct World {
-    now: Instant,
-    begin: Instant,
-    limit: Limit,
-    version: u64,
-    pool: Pool,
-    processes: Vec<Process>,
-    starts: Vec<Instant>,
-    /// How many each process has started.
-    started: Vec<usize>,
-    most_running: usize,
-    step: Duration,
-    latency: Duration,
-    run: Duration,
-    /// Of a hundred rounds, how many have no answer, though they are written or not.
-    lost: u32,
-    is_away: bool,
-    seed: u64,
-}
-
-impl World {
-    fn new(limit: Limit, processes: usize) -> Self {
-        let begin = Instant::now();
-        let mut world = Self {
-            now: begin,
-            begin,
-            version: 0,
-            pool: Pool::new(Whole::of(&limit), 1e9),
-            limit,
-            processes: Vec::new(),
-            starts: Vec::new(),
-            started: Vec::new(),
-            most_running: 0,
-            step: Duration::from_millis(2),
-            latency: Duration::from_millis(4),
-            run: Duration::from_millis(50),
-            lost: 0,
-            is_away: false,
-            seed: 1,
-        };
-        for _ in 0..processes {
-            world.join();
-        }
-        world
-    }
-
-    fn join(&mut self) {
-        self.started.push(0);
-        self.processes.push(Process {
-            local: Local::new(&self.limit, self.now),
-            watch: Watch::default(),
-            last: None,
-            writing: None,
-            answer: None,
-            running: Vec::new(),
-            is_dead: false,
-            is_busy: true,
-            asks_at: self.now,
-        });
-    }
-
-    fn random(&mut self, below: u32) -> u32 {
-        self.seed = self
-            .seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        ((self.seed >> 33) % u64::from(below)) as u32
-    }
-
-    fn clock(&self) -> f64 {
-        1e9 + (self.now - self.begin).as_secs_f64()
-    }
-
-    fn run(&mut self, time: Duration) {
-        let end = self.now + time;
-        while self.now < end {
-            for index in 0..self.processes.len() {
-                self.work(index);
-                self.divide(index);
-            }
-            let running = self.processes.iter().map(|it| it.running.len()).sum();
-            self.most_running = self.most_running.max(running);
-            self.now += self.step;
-        }
-    }
-
-    /// Starts what may start, and ends what has run.
-    fn work(&mut self, index: usize) {
-        let (now, run) = (self.now, self.run);
-        let process = &mut self.processes[index];
-        if process.is_dead {
-            return;
-        }
-        let before = process.running.len();
-        process.running.retain(|end| *end > now);
-        let ended = before - process.running.len();
-        let is_opened =
-            (0..ended).fold(false, |any, _| process.local.end() == Ended::Opened || any);
-        if !process.is_busy || now < process.asks_at && !is_opened {
-            return;
-        }
-        while process.local.try_start(now) == Start::Yes {
-            process.running.push(now + run);
-            self.starts.push(now);
-            self.started[index] += 1;
-        }
-        let next = process.local.next_at(now);
-        let nudge = now + Duration::from_millis(500);
-        process.asks_at = next.map_or(nudge, |next| next.min(nudge));
-    }
-
-    fn divide(&mut self, index: usize) {
-        let (now, clock) = (self.now, self.clock());
-        let (half, whole) = (self.latency / 2, Whole::of(&self.limit));
-        let (is_lost, is_written) = (self.random(100) < self.lost, self.random(2) == 0);
-        let (is_away, version) = (self.is_away, self.version);
-        let process = &mut self.processes[index];
-        if process.is_dead {
-            return;
-        }
-        process.local.tick(now);
-        if let Some((at, sent, answer)) = &process.answer {
-            if now >= *at {
-                if process.local.answered(answer.as_ref(), *sent, now) {
-                    process.asks_at = now;
-                }
-                process.answer = None;
-                process.last = Some(now);
-            }
-            return;
-        }
-        if let Some((at, ..)) = &process.writing
-            && now < *at
-        {
-            return;
-        }
-        if let Some((_, read, clock, sent, report)) = process.writing.take() {
-            if read != version || is_away || is_lost && !is_written {
-                // Another process was faster, or nobody knows what became of it.
-                process.last = Some(now);
-                return;
-            }
-            let dead = process.watch.look(Some(&self.pool), now);
-            let outcome = self.pool.round(whole, &report, &dead, clock);
-            if let Some(pool) = outcome.pool {
-                self.pool = pool;
-                self.version += 1;
-            }
-            process.last = Some(now);
-            if !is_lost {
-                process.answer = Some((now + half, sent, outcome.answer));
-            }
-            return;
-        }
-        let Some(pause) = process.local.pause(now) else {
-            process.last = None;
-            return;
-        };
-        let pause = pause.max(Duration::from_millis(20));
-        if process.last.is_none_or(|last| now >= last + pause) {
-            process.writing = Some((now + half, version, clock, now, process.local.report(now)));
-        }
-    }
-
-    /// The most that ever started above the rate: in any T seconds, starts − rate × T.
-    fn most_above_rate(&self) -> f64 {
-        let rate = self.limit.rate.unwrap().per_second();
-        let (mut level, mut most, mut last) = (0.0_f64, 0.0_f64, self.begin);
-        for start in &self.starts {
-            level = (level - rate * (*start - last).as_secs_f64()).max(0.0) + 1.0;
-            most = most.max(level);
-            last = *start;
-        }
-        most
-    }
-
-    fn check_rate(&self) {
-        let burst = f64::from(self.limit.rate.unwrap().burst());
-        let most = self.most_above_rate();
-        assert!(most <= burst + 1e-6, "{most} of {burst} at once");
     }
 }
 
@@ -367,13 +169,128 @@ fn a_changed_limit_is_followed_by_those_who_hold_shares() {
 }
 
 #[test]
+fn a_limit_that_ends_and_comes_back_is_there_at_once() {
+    let limit = limit(Some("50/s"), 10, Some(4));
+    let mut world = World::new(limit.clone(), 3);
+    world.run(Duration::from_secs(5));
+    for process in &mut world.processes {
+        process.is_busy = false;
+        process.local.set_limit(None, world.now);
+    }
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.pool.holders, []);
+    world.run(Duration::from_secs(60));
+    for process in &mut world.processes {
+        process.is_busy = true;
+        process.local.set_limit(Some(&limit), world.now);
+    }
+    world.starts.clear();
+    world.run(Duration::from_secs(2));
+    world.check_rate();
+    assert!(world.starts.len() >= 95, "{}", world.starts.len());
+}
+
+#[test]
+fn what_runs_while_there_is_no_limit_counts_when_it_comes_back() {
+    let limit = limit(None, 0, Some(4));
+    let mut world = World::new(limit.clone(), 2);
+    world.run = Duration::from_secs(30);
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.starts.len(), 4);
+    for process in &mut world.processes {
+        process.is_busy = false;
+        process.local.set_limit(None, world.now);
+    }
+    world.run(Duration::from_secs(5));
+    for process in &mut world.processes {
+        process.is_busy = true;
+        process.local.set_limit(Some(&limit), world.now);
+    }
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.most_running, 4);
+    assert!(world.starts.len() >= 8, "{}", world.starts.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_comes_between_two_questions_wakes_whoever_was_refused() {
+    let alone = Limit {
+        scope: LimitScope::Process,
+        ..limit(Some("10/s"), 1, None)
+    };
+    let signals = Arc::new(Signals::new());
+    let gate = Arc::new(Gate::new(&alone, &signals));
+    drop(gate.try_start());
+    assert_eq!(gate.startable(true), 0);
+    let opened = signals.opened();
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert_eq!(gate.next_at(), None);
+    assert!(opened.has_changed().unwrap());
+    // Once: nobody must ask all the time while no slot is free.
+    let opened = signals.opened();
+    assert_eq!(gate.next_at(), None);
+    assert!(!opened.has_changed().unwrap());
+}
+
+#[test]
+fn a_share_counts_from_the_answer_that_grants_it() {
+    let limit = limit(Some("10/s"), 10, None);
+    let (begin, parts) = (Instant::now(), LimitParts::of(&limit));
+    let mut local = Local::new(&limit, begin, UNIX_EPOCH);
+    assert_eq!(local.try_start(begin), Start::No { is_new: true });
+    let report = local.report(begin);
+    let outcome = Pool::empty(1e9).round(parts, &report, &[], 1e9);
+    let later = begin + Duration::from_secs(1);
+    assert!(local.answered(outcome.answer.as_ref(), begin, later));
+    assert_eq!(local.startable(later), 0);
+    assert_eq!(local.startable(later + Duration::from_millis(500)), 5);
+}
+
+#[test]
+fn a_process_whose_machine_slept_starts_nothing_until_a_round_is_answered() {
+    let mut world = World::new(limit(Some("100/s"), 10, Some(5)), 2);
+    world.run(Duration::from_secs(5));
+    world.is_away = true;
+    let sleeper = &mut world.processes[0].local;
+    // The monotonic clock does not show it.
+    sleeper.set_wall_clock(UNIX_EPOCH + Duration::from_secs(60));
+    let started = world.started.clone();
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.started[0], started[0]);
+    assert!(world.started[1] > started[1]);
+    world.is_away = false;
+    world.run(Duration::from_secs(5));
+    assert!(world.started[0] > started[0]);
+    world.check_rate();
+}
+
+#[test]
+fn a_gate_that_lost_its_limit_counts_what_runs_when_there_is_a_limit_again() {
+    let map = |limit: &str| {
+        let map = format!(
+            "app = 'shop'\n[tiers.normal]\nqueue = 'quorum'\n{limit}\n[groups.all]\ntiers = ['normal']\nconcurrency = 4\n[tasks]\n'a' = 'normal'"
+        );
+        Snapshot::of(&Topology::parse(map).unwrap())
+    };
+    let limited = map("limit = { running = 1, scope = 'process' }");
+    let shared = Shared::new(&limited);
+    let gate = || shared.gates.borrow().tiers.get("normal").cloned();
+    let permit = gate().unwrap().try_start().unwrap();
+    shared.follow(&map(""));
+    assert!(gate().is_none());
+    shared.follow(&limited);
+    assert!(gate().unwrap().try_start().is_none());
+    drop(permit);
+    assert!(gate().unwrap().try_start().is_some());
+}
+
+#[test]
 fn a_limit_of_each_process_needs_nobody_else() {
     let alone = Limit {
         scope: LimitScope::Process,
         ..limit(Some("10/s"), 3, Some(2))
     };
     let begin = Instant::now();
-    let mut local = Local::new(&alone, begin);
+    let mut local = Local::new(&alone, begin, UNIX_EPOCH);
     assert_eq!(local.try_start(begin), Start::Yes);
     assert_eq!(local.try_start(begin), Start::Yes);
     assert_eq!(local.try_start(begin), Start::No { is_new: true });

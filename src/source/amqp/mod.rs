@@ -1,7 +1,6 @@
 //! Sources on the broker: the queue of a tier, and the quarantine of a group.
 //!
-//! Read in this order: `tier_queue` is a tier's queue as a source that can be paused, `queue` one that cannot, `subscription` its consumer, `subscribe` how that
-//! is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
+//! Read in this order: `queue` is a tier's queue as a source, `subscription` its consumer, `subscribe` how that is made, `acks` its acknowledgements, `outlook` whether more is to be expected, `redelivery` why a message is delivered again, `successor` how what
 //! follows on a delivery is stored, `redeclare` what is done about queues that are gone, `unrouted` what is done about
 //! delayed messages that found no queue, `former` the queue that a tier had before it moved, `quarantine` where tasks run that may kill their worker, and `consumer_connection` the connection of a tier.
 
@@ -16,7 +15,6 @@ mod redelivery;
 mod subscribe;
 mod subscription;
 mod successor;
-mod tier_queue;
 mod unrouted;
 
 use std::sync::Arc;
@@ -35,8 +33,8 @@ use crate::topology::{self, Tier, Topology};
 use consumer_connection::ConsumerConnection;
 use former::FormerQueue;
 use quarantine::Quarantine;
+use queue::Queue;
 pub(crate) use redeclare::Redeclared;
-use tier_queue::TierQueue;
 pub(crate) use unrouted::reroute;
 
 /// What all sources of a worker share.
@@ -109,7 +107,7 @@ pub(crate) fn sources(
         if let Some(connection) = connection
             && tier.home.is_on_broker()
         {
-            let queue = TierQueue::new(settings, group, index, tier, connection);
+            let queue = Queue::new(settings, group, index, tier, connection);
             sources.push(Box::new(queue));
         }
         if let Some(former) = settings.topology.names().former_queue(tier) {

@@ -163,6 +163,11 @@ impl Subscription {
         self.connection.upgrade().is_some_and(|it| it.is_open())
     }
 
+    /// Whether its channel is open.
+    pub(super) fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
     /// How many deliveries the broker waits for.
     pub(super) fn unsettled(&self) -> usize {
         self.acks.unsettled()

@@ -84,10 +84,10 @@ impl Recovery {
                     let is_needed = self.settings.has_home() || !is_not_migrated(&error);
                     match backoff.is_worth_a_warning() && is_needed {
                         true => {
-                            tracing::warn!(%error, "cannot take over from dead workers, trying again")
+                            tracing::warn!(%error, tiers = ?self.tiers, "cannot take over from dead workers, trying again")
                         }
                         false => {
-                            tracing::debug!(%error, "cannot take over from dead workers, trying again")
+                            tracing::debug!(%error, tiers = ?self.tiers, "cannot take over from dead workers, trying again")
                         }
                     }
                     self.watched.clear();

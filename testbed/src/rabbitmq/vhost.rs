@@ -120,6 +120,18 @@ impl Vhost {
         Ok(self.management.get(&path).await?["arguments"].take())
     }
 
+    /// How often the broker has delivered a message of each queue, as its statistics say, which are some seconds old.
+    pub async fn deliveries(&self) -> Result<BTreeMap<String, u64>> {
+        let path = format!("queues/{}", self.name);
+        let listed = self.management.get(&path).await?;
+        let queues = listed.as_array().into_iter().flatten();
+        let deliveries = queues.filter_map(|queue| {
+            let count = queue["message_stats"]["deliver_get"].as_u64();
+            Some((queue["name"].as_str()?.to_owned(), count.unwrap_or(0)))
+        });
+        Ok(deliveries.collect())
+    }
+
     /// How many messages of a queue are ready for delivery at this moment.
     pub async fn depth(&self, queue: &str) -> Result<u32> {
         depth(&self.amqp_url, queue).await

@@ -35,6 +35,14 @@ fn map(home: &str, limit: &str) -> String {
 #[derive(Debug, Clone, Default)]
 struct Starts(Arc<Mutex<Vec<Instant>>>);
 
+impl Servers {
+    /// How many processes have a share of a limit.
+    async fn holders(&self) -> i64 {
+        let sql = "SELECT coalesce(sum(jsonb_array_length(state::jsonb -> 'holders')), 0)::bigint FROM tierline.limits";
+        self.count(sql).await
+    }
+}
+
 impl Starts {
     /// Handlers of `order.ship` that note when they start, beside those of `order.notify`.
     fn registry(&self) -> Registry {
@@ -185,6 +193,53 @@ async fn a_limit_is_changed_while_it_is_in_force() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_run_already_count_when_a_limit_is_set() {
+    for home in HOMES {
+        let servers = Servers::start(map(home, "")).await;
+        let runs = Runs::held();
+        let one = servers.worker(&runs).await;
+        one.publish_ships(0..10).await;
+        runs.until("ship", 4).await;
+        let control = one.app.control().unwrap();
+        control.limit_tier("normal").running(3).await.unwrap();
+        until(async || servers.holders().await == 1).await;
+        let other = servers.worker(&runs).await;
+        // Only after two have ended another one may start.
+        runs.open.add_permits(2);
+        for started in 5..=10 {
+            runs.until("ship", started).await;
+            runs.open.add_permits(1);
+        }
+        runs.open.add_permits(10);
+        until(async || one.heard.count("done") + other.heard.count("done") == 10).await;
+        assert_eq!(runs.most_at_once(""), 4, "{home}");
+        one.end().await;
+        other.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_expired_uses_up_no_rate() {
+    for home in HOMES {
+        let limit = r#"limit = { rate = "1/h", burst = 3 }"#;
+        let servers = Servers::start(map(home, limit)).await;
+        let runs = Runs::free();
+        let process = servers.process(&runs).await;
+        for order in 0..20 {
+            let customer = String::new();
+            let ship = Ship { order, customer };
+            process.app.publish(ship).expires("1ms").await.unwrap();
+        }
+        process.publish_ships(20..22).await;
+        let process = process.working();
+        runs.until("ship", 2).await;
+        until(async || process.heard.count("expired") == 20).await;
+        until(async || process.heard.count("done") == 2).await;
+        process.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn limits_that_make_no_sense_are_refused() {
     let servers = Servers::start(map("postgres", "")).await;
     let process = servers.process(&Runs::free()).await;
@@ -236,17 +291,55 @@ async fn a_process_keeps_its_share_of_the_rate_while_the_database_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_share_of_a_slow_rate_outlives_a_database_that_hangs() {
+    let limit = r#"limit = { rate = "20/m", burst = 1 }"#;
+    let servers = Servers::start(map("quorum", limit)).await;
+    let (proxy, url) = behind_a_proxy(servers.database.url()).await;
+    let starts = Starts::default();
+    let worker = servers.process_at(&url, starts.registry()).await.working();
+    worker.publish_ships(0..20).await;
+    until(async || starts.count() == 2).await;
+    proxy.set(Network::Silent);
+    until(async || starts.count() == 7).await;
+    proxy.set(Network::Good);
+    worker.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_worker_gives_its_share_back() {
     let servers = Servers::start(map("quorum", r#"limit = { rate = "1/h", running = 2 }"#)).await;
     let runs = Runs::free();
     let (one, other) = (servers.worker(&runs).await, servers.process(&runs).await);
     one.publish_ships(0..5).await;
     runs.until("ship", 1).await;
-    let holders = "SELECT count(*) FROM tierline.limits WHERE state NOT LIKE '%\"holders\":[]%'";
-    assert_eq!(servers.count(holders).await, 1);
+    assert_eq!(servers.holders().await, 1);
     one.end().await;
-    assert_eq!(servers.count(holders).await, 0);
+    assert_eq!(servers.holders().await, 0);
     other.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_is_given_back_although_other_processes_are_faster_to_write() {
+    let servers = Servers::start(map("quorum", r#"limit = { rate = "1/h" }"#)).await;
+    let runs = Runs::free();
+    let worker = servers.worker(&runs).await;
+    worker.publish_ships(0..1).await;
+    runs.until("ship", 1).await;
+    assert_eq!(servers.holders().await, 1);
+    // For eight writes the row is not as it was read.
+    let conflicts = "
+        CREATE SEQUENCE tierline.conflicts;
+        CREATE FUNCTION tierline.conflict() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            RETURN CASE WHEN nextval('tierline.conflicts') > 8 THEN new END;
+        END $$;
+        CREATE TRIGGER conflict BEFORE UPDATE ON tierline.limits
+            FOR EACH ROW EXECUTE FUNCTION tierline.conflict();
+    ";
+    let pool = servers.pool().await;
+    sqlx::raw_sql(conflicts).execute(&pool).await.unwrap();
+    worker.end().await;
+    assert_eq!(servers.holders().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

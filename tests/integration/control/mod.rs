@@ -197,9 +197,15 @@ impl Servers {
 
     /// One that reaches the database by another way.
     async fn process_at(&self, database: &str, registry: Registry) -> Process {
+        let amqp = self.vhost.amqp_url();
+        self.process_over(amqp, database, registry).await
+    }
+
+    /// One that reaches both servers by another way.
+    async fn process_over(&self, amqp: &str, database: &str, registry: Registry) -> Process {
         let heard = Heard::default();
         let app = Tierline::builder(Topology::parse(&self.map).unwrap())
-            .amqp(self.vhost.amqp_url())
+            .amqp(amqp)
             .postgres(database)
             .registry(registry)
             .observe(heard.ear())
@@ -246,7 +252,7 @@ impl Servers {
 struct Process {
     app: Tierline,
     heard: Heard,
-    working: Option<(oneshot::Sender<()>, JoinHandle<Result<(), tierline::Error>>)>,
+    working: Option<Working>,
 }
 
 impl Process {
@@ -264,12 +270,7 @@ impl Process {
             .iter()
             .map(|it| it.name.clone())
             .collect();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let worker = self.app.work(groups).grace(Duration::from_secs(5));
-        let ended = tokio::spawn(worker.until(async {
-            let _ = stopped.await;
-        }));
-        self.working = Some((stop, ended));
+        self.working = Some(work_in(&self.app, groups));
     }
 
     async fn publish_ships(&self, orders: std::ops::Range<u32>) {
@@ -289,9 +290,8 @@ impl Process {
 
     /// Waits until this process follows what is in force now.
     async fn end(self) {
-        if let Some((stop, ended)) = self.working {
-            stop.send(()).unwrap();
-            ended.await.unwrap().unwrap();
+        if let Some(working) = self.working {
+            working.end().await;
         }
         self.app.close().await;
     }

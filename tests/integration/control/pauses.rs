@@ -7,6 +7,7 @@ use tierline::error::ControlError;
 use tokio::time::sleep;
 
 use super::{HOMES, Runs, Servers, Ship, until};
+use crate::worker::behind_a_proxy;
 
 fn map(home: &str) -> String {
     format!(
@@ -78,6 +79,38 @@ async fn a_paused_tier_starts_nothing_loses_nothing_and_goes_on_with_what_runs()
         }
         one.end().await;
         other.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_over_a_pause_and_a_lost_connection_is_not_run_a_second_time() {
+    for home in ["quorum", "classic"] {
+        let servers = Servers::start(map(home)).await;
+        let runs = Runs::held();
+        let (amqp, proxy) = behind_a_proxy(&servers.vhost).await;
+        let database = servers.database.url();
+        let worker = servers.process_over(&amqp, database, runs.registry()).await;
+        let worker = worker.working();
+        worker.publish_ships(0..1).await;
+        runs.until("ship", 1).await;
+        let control = worker.app.control().unwrap();
+        control.pause_tier("normal").await.unwrap();
+        sleep(KNOWN).await;
+        control.resume_tier("normal").await.unwrap();
+        worker.heard.until("consuming normal", 2).await;
+        proxy.reset();
+        worker.heard.until("consuming normal", 3).await;
+        worker.publish_ships(1..2).await;
+        runs.until("ship", 2).await;
+        assert_eq!(runs.of("ship"), [0, 1], "{home}");
+        runs.open.add_permits(10);
+        until(async || worker.heard.count("done") == 2).await;
+        worker.end().await;
+        assert_eq!(
+            servers.vhost.depth("shop.normal").await.unwrap(),
+            0,
+            "{home}"
+        );
     }
 }
 

@@ -182,7 +182,7 @@ fn line(event: &Event<'_>) -> String {
 }
 
 /// The way to a virtual host through a proxy.
-async fn behind_a_proxy(vhost: &Vhost) -> (String, Proxy) {
+pub(crate) async fn behind_a_proxy(vhost: &Vhost) -> (String, Proxy) {
     let url = vhost.amqp_url();
     let (server, path) = url.rsplit_once('/').unwrap();
     let (host, port) = server.rsplit_once(':').unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tierline_benchmarks::Report;
+use tierline_benchmarks::{Report, processor_time};
 use tokio::time::sleep;
 
 use crate::scene::Scene;
@@ -22,17 +22,7 @@ pub(crate) async fn measure(report: &mut Report) -> Result<()> {
         .await?;
         anyhow::Ok(count)
     };
-    let used = || -> Result<f64> {
-        let stat = std::fs::read_to_string("/proc/self/stat")?;
-        let fields: Vec<&str> = stat
-            .rsplit(')')
-            .next()
-            .unwrap_or_default()
-            .split_whitespace()
-            .collect();
-        let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
-        Ok(ticks / 100.0)
-    };
+    let used = || anyhow::Ok(processor_time("self")?.as_secs_f64());
     let (before, used_before) = (transactions().await?, used()?);
     sleep(Duration::from_secs(SECONDS)).await;
     // Sessions report what they did with a delay of a second; two of these questions are our own.

@@ -1,7 +1,7 @@
 //! The part of a process in a limit that processes share.
 
 use super::*;
-use crate::control::limit::share::{Answer, Held, Report, ShareId, Wants};
+use crate::control::limit::share::{Answer, Report, Share, ShareId, Wants};
 use crate::random;
 
 /// How much more than its measured use a process wants, and how coarse that is: not every round is to change a row.
@@ -18,7 +18,7 @@ const EVERY_WHEN_RUNNING: Duration = Duration::from_secs(4);
 
 /// How the pool of a limit knows this process.
 #[derive(Debug)]
-pub(in crate::control::limit) struct Share {
+pub(in crate::control::limit) struct ShareState {
     /// Drawn anew after the pool has forgotten it.
     id: ShareId,
     /// Whether a round was answered under this id.
@@ -28,27 +28,27 @@ pub(in crate::control::limit) struct Share {
     pub(super) returned: f64,
     given: f64,
     /// What the last answer named as the fair part, and what the pool thinks is held.
-    fair: Held,
-    granted: Held,
+    fair: Share,
+    granted: Share,
     /// Starts per second, measured.
     used: f64,
     measured: Instant,
-    /// When the rounds have last run.
-    pub(super) ticked: Instant,
+    /// When the rounds have last run, by the monotonic clock and by the wall clock.
+    pub(super) ticked: (Instant, SystemTime),
 }
 
-impl Share {
-    pub(super) fn new(now: Instant) -> Self {
+impl ShareState {
+    pub(super) fn new(now: Instant, wall: SystemTime) -> Self {
         Self {
             id: u64::from(random::number()) << 32 | u64::from(random::number()),
             is_known: false,
             returned: 0.0,
             given: 0.0,
-            fair: Held::default(),
-            granted: Held::default(),
+            fair: Share::default(),
+            granted: Share::default(),
             used: 0.0,
             measured: now,
-            ticked: now,
+            ticked: (now, wall),
         }
     }
 }
@@ -62,7 +62,7 @@ impl Local {
     /// The rounds run. A process that stood still uses its share again when a round was answered.
     pub(in crate::control::limit) fn tick(&mut self, now: Instant) {
         if !self.is_stalled(now) {
-            self.share.ticked = now;
+            self.share.ticked = (now, self.wall);
         }
     }
 
@@ -72,10 +72,10 @@ impl Local {
         if !self.takes_part(now) {
             return None;
         }
-        let is_told = self.share.is_known && self.held() == self.share.granted;
+        let is_agreed = self.share.is_known && self.held() == self.share.granted;
         Some(match () {
             // What was given up may be held by others then.
-            () if !is_told => Duration::ZERO,
+            () if !is_agreed => Duration::ZERO,
             () if self.is_short(now) => EVERY_WHEN_SHORT,
             () if self.is_wanted(now) => EVERY,
             () if self.runs_any() => EVERY_WHEN_RUNNING,
@@ -83,15 +83,14 @@ impl Local {
         })
     }
 
-    /// Whether somebody wants to start something, or something is held.
+    /// Whether somebody wants to start something, or other processes think that something is held.
     pub(in crate::control::limit) fn takes_part(&self, now: Instant) -> bool {
-        self.shared_limit().is_some()
-            && (self.is_wanted(now) || self.share.is_known || self.runs_any())
+        self.is_wanted(now) || self.share.is_known || self.runs_any()
     }
 
     /// Whether there is somebody who would start more, or has done so a moment ago.
-    fn is_wanted(&self, now: Instant) -> bool {
-        is_recent(self.demand.last, now)
+    pub(in crate::control::limit) fn is_wanted(&self, now: Instant) -> bool {
+        self.is_shared() && is_recent(self.demand.last, now)
     }
 
     /// Nobody wants to start anything any more.
@@ -114,12 +113,15 @@ impl Local {
 
     /// Whether tasks run that take places.
     pub(in crate::control::limit) fn runs_any(&self) -> bool {
-        self.used > 0 && self.places.is_some()
+        self.is_shared() && self.used > 0 && self.places.is_some()
     }
 
-    pub(in crate::control::limit) fn held(&self) -> Held {
+    pub(in crate::control::limit) fn held(&self) -> Share {
+        if !self.is_shared() {
+            return Share::default();
+        }
         let rate = self.rate.as_ref();
-        Held {
+        Share {
             rate: rate.map_or(0.0, |bucket| bucket.per_second),
             burst: rate.map_or(0, |bucket| bucket.burst),
             running: self.places.as_ref().map_or(0, |places| places.held),
@@ -134,10 +136,10 @@ impl Local {
             bucket.refill(now);
         }
         if !is_wanted {
-            self.lower(&Held::default());
+            self.lower(&Share::default());
         }
         let share = &self.share;
-        let room = self.rate.as_ref();
+        let room = self.rate.as_ref().filter(|_| self.is_shared());
         Report {
             id: share.id,
             is_known: share.is_known,
@@ -188,15 +190,15 @@ impl Local {
         now: Instant,
     ) -> bool {
         let was_stalled = self.is_stalled(now);
-        self.share.ticked = now;
+        self.share.ticked = (now, self.wall);
         let Some(answer) = answer else {
             // Others may have its share by now.
-            self.lower(&Held::default());
+            self.lower(&Share::default());
             let (used, measured) = (self.share.used, self.share.measured);
-            self.share = Share {
+            self.share = ShareState {
                 used,
                 measured,
-                ..Share::new(now)
+                ..ShareState::new(now, self.wall)
             };
             return false;
         };
@@ -204,15 +206,15 @@ impl Local {
         self.share.fair = answer.fair;
         self.share.granted = answer.granted;
         if answer.is_left {
-            self.share = Share::new(now);
+            self.share = ShareState::new(now, self.wall);
             return false;
         }
         let before = self.held();
-        self.raise(answer, sent);
+        self.raise(answer, sent, now);
         let raised = self.held();
         let part = match self.is_wanted(now) {
             true => answer.fair,
-            false => Held::default(),
+            false => Share::default(),
         };
         self.lower(&part);
         was_stalled
@@ -221,11 +223,18 @@ impl Local {
             || raised.running > before.running
     }
 
-    fn raise(&mut self, answer: &Answer, sent: Instant) {
+    fn raise(&mut self, answer: &Answer, sent: Instant, now: Instant) {
         let given = (answer.given - self.share.given).max(0.0);
         self.share.given = answer.given;
+        if !self.is_shared() {
+            // The limit ended while the answer was on its way.
+            self.share.returned += given;
+            return;
+        }
         match &mut self.rate {
             Some(bucket) => {
+                // Until now it had the rate of before.
+                bucket.refill(now);
                 bucket.per_second = bucket.per_second.max(answer.granted.rate);
                 bucket.burst = bucket.burst.max(answer.granted.burst);
                 bucket.tokens += given;
@@ -240,7 +249,10 @@ impl Local {
     }
 
     /// Lowers what is held to a part. Places are given up when their tasks end.
-    fn lower(&mut self, part: &Held) {
+    fn lower(&mut self, part: &Share) {
+        if !self.is_shared() {
+            return;
+        }
         if let Some(bucket) = &mut self.rate {
             self.share.returned += bucket.lower(part.rate, part.burst);
         }

@@ -160,7 +160,10 @@ impl Queue {
             .filter_map(|handle| self.unsettled.remove(&handle))
             .map(|unsettled| unsettled.received.key())
             .collect();
-        self.orphans = self.unsettled.keys().copied().collect();
+        let mut unsettled: Vec<_> = self.unsettled.keys().copied().collect();
+        // What runs on a channel of before a pause is not lost.
+        unsettled.retain(|handle| !self.has_ending_channel(*handle));
+        self.orphans = unsettled;
         let generation = self.generation;
         let without_id = self
             .unsettled

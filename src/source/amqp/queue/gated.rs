@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Queue;
-use crate::control::{Gated, Gating};
+use crate::control::{Gated, Gating, Outlook};
 use crate::message::Received;
 use crate::source::Handle;
 
@@ -60,12 +60,33 @@ impl Queue {
                 // While no row can be stored, this process starts from here what its share allows.
                 match parked.are_failing() {
                     true => waiting >= gate.allowance(),
-                    false => {
-                        received.crashes() > 0
-                            || parked.contains(&self.name, task)
-                            || !gate.may_wait(waiting)
-                    }
+                    false => match gate.outlook(waiting, self.window.into()) {
+                        Outlook::Undecided | Outlook::FarFromLimit => received.crashes() > 0,
+                        Outlook::NearLimit { startable } => {
+                            received.crashes() > 0
+                                || parked.contains(&self.name, task)
+                                || startable <= waiting
+                        }
+                    },
                 }
+            }
+        }
+    }
+
+    /// Makes rows of deliveries that have waited for their gate, and will wait on: others need their places of the prefetch
+    /// window.
+    pub(super) fn park_excess(&mut self) {
+        if !self.prefetched.has_limited()
+            || !self.settings.publisher.has_database()
+            || self.drain.is_some()
+            || self.settings.parked_tasks.are_failing()
+        {
+            return;
+        }
+        for handle in self.prefetched.take_excess(self.window.into()) {
+            if let Some(unsettled) = self.unsettled.get(&handle) {
+                let received = unsettled.received.clone();
+                self.park(handle, received);
             }
         }
     }

@@ -2,11 +2,12 @@
 //!
 //! `consumer` keeps it subscribed, `prefetched` has the deliveries that wait for a slot, `gated`
 //! says which may not run as they come, `settle` ends deliveries,
-//! `drain` is its part of a shutdown.
+//! `drain` is its part of a shutdown, and `pause` ends and begins consuming while it goes on.
 
 mod consumer;
 mod drain;
 mod gated;
+mod pause;
 mod prefetched;
 mod settle;
 
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 
 use self::consumer::Consumer;
 use self::drain::Drain;
+use self::pause::EndingChannel;
 use self::prefetched::Prefetched;
 use self::settle::Unsettled;
 use super::ConsumerSettings;
@@ -82,7 +84,12 @@ pub(super) struct Queue {
     subscribed_at: Instant,
     /// The pauses after channels that were lost.
     backoff: Backoff,
+    /// Set while the consumer ends, because of a pause or a shutdown, and until the end of the pause.
     drain: Option<Drain>,
+    is_paused: bool,
+    /// Whether the worker shuts down.
+    is_ending: bool,
+    ending_channels: Vec<EndingChannel>,
     stored: mpsc::UnboundedReceiver<(Handle, Stored)>,
     sender: mpsc::UnboundedSender<(Handle, Stored)>,
     settled: VecDeque<Handle>,
@@ -100,24 +107,6 @@ impl Queue {
         let mut source = Self::named(settings, group, index, tier, queue, connection);
         source.expect_subscription();
         source
-    }
-
-    /// The same queue again after a pause. Handles count up from the first one, and what was done before the pause still
-    /// explains redeliveries.
-    pub(super) fn after_pause(
-        settings: &Arc<ConsumerSettings>,
-        group: &topology::Group,
-        index: usize,
-        tier: &Tier,
-        connection: ConsumerConnection,
-        before: &mut Self,
-    ) -> Self {
-        let history = RedeliveryHistory::new(before.window.into());
-        Self {
-            next_handle: before.next_handle,
-            history: std::mem::replace(&mut before.history, history),
-            ..Self::new(settings, group, index, tier, connection)
-        }
     }
 
     /// The queue of this name, which the tier had before it moved. Handles count up from the first one.
@@ -179,6 +168,9 @@ impl Queue {
             subscribed_at: Instant::now(),
             backoff: Backoff::new(),
             drain: None,
+            is_paused: false,
+            is_ending: false,
+            ending_channels: Vec::new(),
             stored,
             sender,
             settled: VecDeque::new(),
@@ -294,11 +286,6 @@ impl Queue {
         self.unsettled.is_empty() && is_flushed
     }
 
-    /// Whether it receives no more, because of a pause or a shutdown.
-    pub(super) fn is_paused(&self) -> bool {
-        self.drain.is_some()
-    }
-
     /// Ends the consumer, and copies what was prefetched. The connection stays.
     fn stop_receiving(&mut self) {
         if self.drain.is_some() {
@@ -346,6 +333,8 @@ impl Source for Queue {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Handle> {
+        self.resume();
+        self.check_ending_channels();
         self.poll_consumer(cx);
         self.follow_controls();
         if let Err(cause) = self.poll_deliveries(cx) {
@@ -356,6 +345,7 @@ impl Source for Queue {
         while let Poll::Ready(Some((handle, stored))) = self.stored.poll_recv(cx) {
             self.stored(handle, stored);
         }
+        self.park_excess();
         self.put_back_starved();
         if self.poll_drain(cx) {
             // The last deliveries came before the answer to the cancel.
@@ -366,6 +356,10 @@ impl Source for Queue {
             && self.drain.is_none()
         {
             self.outlook.check_consumer(subscription, cx);
+        }
+        if self.can_resume() {
+            // The new consumer has not registered its waker yet.
+            cx.waker().wake_by_ref();
         }
         match self.settled.pop_front() {
             Some(handle) => Poll::Ready(handle),
@@ -402,6 +396,9 @@ impl Source for Queue {
     }
 
     fn supply(&mut self) -> Supply {
+        if self.is_paused {
+            return Supply::Empty;
+        }
         if self.prefetched.is_ready(&self.settings.suspects) {
             return Supply::Ready;
         }
@@ -474,6 +471,7 @@ impl Source for Queue {
     }
 
     fn flush(&mut self, is_quiet: bool) -> bool {
+        self.flush_ending_channels();
         let is_withheld = self.drain.as_ref().is_some_and(|drain| {
             let is_gathering = Instant::now() < drain.acknowledge_by && !self.unsettled.is_empty();
             !self.is_cancelled() || is_gathering
@@ -496,14 +494,15 @@ impl Source for Queue {
         false
     }
 
-    /// A queue that is paused is made again after the pause: see `TierQueue`.
     fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
         if is_paused {
             self.stop_receiving();
         }
     }
 
     fn drain(&mut self) {
+        self.is_ending = true;
         self.connection.drain();
         self.stop_receiving();
     }
@@ -526,9 +525,11 @@ impl Source for Queue {
                 consumer,
                 connection,
                 connection_changed,
+                ending_channels,
                 ..
             } = *self;
             drop(connection_changed);
+            Self::close_channels(ending_channels).await;
             if let Consumer::Subscribed(mut subscription) = consumer {
                 subscription.flush();
                 subscription.close().await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::control::{Gate, Permit};
+use crate::control::{Gate, Outlook, Permit};
 use crate::source::{Handle, Suspects};
 
 /// Deliveries that may run, with when they came. Handles count up, so the lower one came first.
@@ -61,6 +61,27 @@ impl Prefetched {
         self.limited
             .get(task)
             .map_or(0, |limited| limited.waiting.len())
+    }
+
+    pub(super) fn has_limited(&self) -> bool {
+        !self.limited.is_empty()
+    }
+
+    /// Takes out, of each task that is near its limit, those that came last and cannot start soon.
+    pub(super) fn take_excess(&mut self, window: usize) -> Vec<Handle> {
+        let mut excess = Vec::new();
+        for limited in self.limited.values_mut() {
+            let waiting = limited.waiting.len();
+            if let Outlook::NearLimit { startable } = limited.gate.outlook(waiting, window)
+                && startable < waiting
+            {
+                excess.extend(limited.waiting.drain(startable..).map(|it| it.0));
+            }
+        }
+        self.limited
+            .retain(|_, limited| !limited.waiting.is_empty());
+        excess.sort_unstable();
+        excess
     }
 
     /// When a gate opens by itself.

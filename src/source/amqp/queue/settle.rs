@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Consumer, Queue};
+use super::{Consumer, Queue, pause};
 use crate::message::Received;
 use crate::observe::Event;
 use crate::source::amqp::subscription::Subscription;
@@ -146,7 +146,7 @@ impl Queue {
             Consumer::Subscribed(subscription) if self.generation == generation => {
                 Some(subscription)
             }
-            _ => None,
+            _ => pause::find(&mut self.ending_channels, generation),
         }
     }
 

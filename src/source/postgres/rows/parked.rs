@@ -11,7 +11,7 @@ use super::super::RowSettings;
 use super::{Rows, State};
 use crate::Error;
 use crate::backlog::{Lane, OpenLanes, RunKey};
-use crate::control::{Gated, Gates, Gating, Snapshot};
+use crate::control::{Gated, Gates, Gating, Outlook, Snapshot};
 use crate::message::Received;
 use crate::source::Handle;
 
@@ -143,8 +143,15 @@ impl Rows {
         let gate = match gating.of(task) {
             Some(Gated::Paused { .. }) => return self.park(handle, received),
             Some(Gated::Limited(gate)) => {
-                let has_room = self.prefetched.limited(task) < gate.allowance();
-                if !is_from_lane && (!has_room || self.parked.lanes.contains_key(task)) {
+                let waiting = self.prefetched.limited(task);
+                let may_wait = || match gate.outlook(waiting, self.window) {
+                    Outlook::Undecided => waiting < self.window,
+                    Outlook::FarFromLimit => true,
+                    Outlook::NearLimit { .. } => {
+                        waiting < gate.allowance() && !self.parked.lanes.contains_key(task)
+                    }
+                };
+                if !is_from_lane && !may_wait() {
                     return self.park(handle, received);
                 }
                 Some(gate.clone())

@@ -5,7 +5,7 @@ mod refused;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tierline::backlog::TaskFilter;
+use tierline::backlog::{TaskFilter, TaskState};
 use tierline::{Registry, Task, Tierline, Topology};
 use tierline_testbed::{Database, Vhost, database, vhost};
 
@@ -257,5 +257,30 @@ async fn a_client_that_disconnects_in_the_middle_of_an_override_leaves_no_row_be
     let backlog = shop.app.backlog().unwrap();
     let low = TaskFilter::default().tier("low");
     until(async || backlog.list(&low, None, 1).await.unwrap().tasks.len() == 1).await;
+    shop.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_a_pause_holds_back_is_escalated_over_http() {
+    let shop = Shop::open().await;
+    let pause = json!({ "target": "task", "name": "mail.send" });
+    shop.make("pause", pause).await;
+    let backlog = shop.app.backlog().unwrap();
+    let parked = TaskFilter::default().state(TaskState::Parked);
+    let parked = async || backlog.list(&parked, None, 1).await.unwrap().tasks;
+    // The worker runs what comes before it knows of the pause.
+    until(async || {
+        let publish = shop.app.publish_named("mail.send", &json!({}));
+        publish.await.unwrap();
+        !parked().await.is_empty()
+    })
+    .await;
+    let id = parked().await[0].id.clone();
+    let operation = shop.api.operation("POST", "/tasks/{id}/escalate");
+    let path = format!("/tasks/{id}/escalate");
+    let body = json!({ "to": "idle" });
+    let (status, answer) = shop.api.ask(&operation, &path, Some(&body)).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    assert_eq!(answer["before"]["state"], "parked");
     shop.end().await;
 }

@@ -150,6 +150,7 @@ impl KnownControls {
     }
 
     /// What is in force.
+    #[cfg(feature = "postgres")]
     pub(crate) fn now(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
     }

@@ -7,7 +7,7 @@ use crate::amqp::{Finding, Severity};
 use crate::postgres::{MigrationState, PgConnection};
 
 /// The indexes that statements rely on, as Postgres describes them. Their names may differ.
-const INDEXES: [&str; 27] = [
+const INDEXES: [&str; 28] = [
     "CREATE UNIQUE INDEX backlogs_app_tier_key ON tierline.backlogs USING btree (app, tier)",
     "CREATE UNIQUE INDEX ready_pkey ON tierline.ready USING btree (id)",
     "CREATE UNIQUE INDEX ready_order ON tierline.ready USING btree (backlog, rank, due_at, id)",
@@ -16,14 +16,15 @@ const INDEXES: [&str; 27] = [
     "CREATE UNIQUE INDEX scheduled_order ON tierline.scheduled USING btree (backlog, due_at, id)",
     "CREATE INDEX scheduled_by_name ON tierline.scheduled USING btree (name) WHERE (name IS NOT NULL)",
     "CREATE UNIQUE INDEX running_pkey ON tierline.running USING btree (id)",
-    "CREATE INDEX running_by_lane ON tierline.running USING btree (lane) WHERE (lane IS NOT NULL)",
+    "CREATE INDEX running_by_key ON tierline.running USING btree (counted) WHERE (counted IS NOT NULL)",
     "CREATE UNIQUE INDEX parked_pkey ON tierline.parked USING btree (id)",
     "CREATE UNIQUE INDEX parked_order ON tierline.parked USING btree (lane, rank, due_at, id)",
     "CREATE UNIQUE INDEX parked_by_tier ON tierline.parked USING btree (backlog, rank, due_at, id)",
     "CREATE INDEX parked_by_name ON tierline.parked USING btree (name) WHERE (name IS NOT NULL)",
     "CREATE UNIQUE INDEX lanes_backlog_task_key_key ON tierline.lanes USING btree (backlog, task, key)",
     "CREATE UNIQUE INDEX lanes_order ON tierline.lanes USING btree (backlog, task, rank, turn, id) WHERE (rank IS NOT NULL)",
-    "CREATE INDEX lanes_empty ON tierline.lanes USING btree (emptied_at) WHERE (rank IS NULL)",
+    "CREATE INDEX lanes_suspects ON tierline.lanes USING btree (backlog, task) WHERE has_suspects",
+    "CREATE INDEX lanes_empty ON tierline.lanes USING btree (emptied_at) WHERE (emptied_at IS NOT NULL)",
     "CREATE INDEX controls_by_target ON tierline.controls USING btree (app, kind, target_kind, target)",
     "CREATE INDEX controls_by_end ON tierline.controls USING btree (app, until)",
     "CREATE UNIQUE INDEX finished_pkey ON tierline.finished USING btree (id, finished_at)",

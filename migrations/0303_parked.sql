@@ -123,6 +123,8 @@ DECLARE
     moved bigint;
 BEGIN
     IF tokens IS NULL THEN
+        -- If the move is lost in a crash of the server, the tasks are ready as before.
+        PERFORM set_config('synchronous_commit', 'off', true);
         WITH taken AS (
             DELETE FROM tierline.ready USING unnest(ids, lane_of) AS known (id, lane)
             WHERE ready.id = known.id AND backlog = of_backlog RETURNING ready.*, known.lane
@@ -144,6 +146,9 @@ END
 $$;
 
 -- Inserts tasks into their lanes that waited in the queue of their tier. They are due now, in the order in which they come.
+--
+-- Where tasks wait already in all of these lanes, their first tasks stay the same, and a share lock keeps the lanes in their
+-- places. Several processes that park the backlog of one key would otherwise wait for each other's commits.
 CREATE FUNCTION tierline.park_new(
     of_app text, of_tier text, lane_tasks text[], lane_keys text[],
     ids uuid[], lane_of integer[], ranks smallint[], tasks text[], names text[], all_properties bytea[],
@@ -153,15 +158,43 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     of_backlog integer := (SELECT id FROM tierline.backlogs WHERE app = of_app AND tier = of_tier);
-    lane_ids bigint[] := tierline.lock_lanes(of_app, of_backlog, lane_tasks, lane_keys);
+    lane_ids bigint[];
+    first_rank smallint := (SELECT min(rank) FROM unnest(ranks) AS new (rank));
+    is_placed bool := false;
 BEGIN
+    IF 0 >= ALL (ranks) THEN
+        BEGIN
+            SELECT array_agg(id ORDER BY task, key) INTO lane_ids FROM (
+                SELECT lanes.id, lanes.task, lanes.key
+                FROM unnest(lane_tasks, lane_keys) AS wanted (task, key)
+                JOIN tierline.lanes ON lanes.backlog = of_backlog AND lanes.task = wanted.task AND lanes.key = wanted.key
+                WHERE lanes.rank <= first_rank AND lanes.task <> '' AND lanes.turn <= statement_timestamp()
+                    AND lanes.parked_at > clock_timestamp() - interval '1 second'
+                ORDER BY lanes.task, lanes.key FOR SHARE OF lanes
+            ) AS locked;
+            is_placed := coalesce(cardinality(lane_ids), 0) = cardinality(lane_tasks);
+            IF NOT is_placed THEN
+                -- Releases the share locks: to upgrade them could end in a deadlock.
+                RAISE SQLSTATE 'TL002';
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'TL002' THEN
+            NULL;
+        END;
+    END IF;
+    IF NOT is_placed THEN
+        lane_ids := tierline.lock_lanes(of_app, of_backlog, lane_tasks, lane_keys);
+    END IF;
     INSERT INTO tierline.parked (id, lane, due_at, backlog, rank, task, name, properties, payload)
     SELECT id, lane_ids[lane], statement_timestamp() + number * interval '1 microsecond', of_backlog, rank, task, name, properties,
         payload
     FROM unnest(ids, lane_of, ranks, tasks, names, all_properties, payloads) WITH ORDINALITY
         AS new (id, lane, rank, task, name, properties, payload, number)
+    -- In one order everywhere: two processes that insert the same tasks would otherwise wait for each other.
+    ORDER BY id
     ON CONFLICT (id) DO NOTHING;
-    PERFORM tierline.place_lanes(lane_ids, false);
+    IF NOT is_placed THEN
+        PERFORM tierline.place_lanes(lane_ids, false);
+    END IF;
     RETURN txid_current();
 END
 $$;
@@ -266,7 +299,7 @@ BEGIN
             END LOOP;
             IF lane_task <> '' AND limit_of_key IS NULL THEN
                 CONTINUE WHEN claimed_rows = wanted;
-                -- It may be empty now. Whoever has locked it sets its place.
+                -- It may be empty now. If another transaction has locked it, the next claim sets its place.
                 SELECT array_agg(id) INTO locked FROM (
                     SELECT id FROM tierline.lanes WHERE id = ANY(locked) FOR UPDATE SKIP LOCKED
                 ) AS lanes;

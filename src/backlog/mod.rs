@@ -52,11 +52,10 @@ pub(crate) use move_tasks::{Moved, TasksToMove, move_tasks};
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use parked::{
     ClaimedFromLanes, Lane, LaneClaim, LaneKeys, OpenLanes, ParkFrom, Sweep, Unparked,
-    claim_parked, lock_ready, open_lanes, park, remove_empty_lanes, unpark,
+    claim_parked, lock_lanes_of, lock_ready, open_lanes, park, place_lanes, remove_empty_lanes,
+    unpark,
 };
-pub(crate) use promote::{
-    AT_ONCE as AGING_BATCH, Aged, Promoted, Rule as AgingRule, find_aged, promote,
-};
+pub(crate) use promote::{Aged, Promoted, Rule as AgingRule, find_aged, promote};
 pub(crate) use row::{ClaimedRow, NewRow, QUARANTINE_RANK, RunKey, rank};
 pub(crate) use tasks::store_tasks;
 pub(crate) use writer::{InsertFailure, RowWriters};

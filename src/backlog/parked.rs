@@ -246,7 +246,7 @@ pub(crate) enum LaneKeys {
 }
 
 /// Locks the lanes of these parked tasks, in the order in which parking locks them, and before the tasks. Returns them.
-pub(super) async fn lock_lanes_of(
+pub(crate) async fn lock_lanes_of(
     connection: &mut PgConnection<'_>,
     ids: &[Uuid],
 ) -> Result<Vec<i64>, sqlx::Error> {
@@ -260,7 +260,7 @@ pub(super) async fn lock_lanes_of(
 }
 
 /// Sets the place of lanes that this transaction has locked, after tasks have left them.
-pub(super) async fn place_lanes(
+pub(crate) async fn place_lanes(
     connection: &mut PgConnection<'_>,
     lanes: &[i64],
 ) -> Result<(), sqlx::Error> {

@@ -14,7 +14,9 @@ use crate::postgres::{PgConnection, Time};
 
 /// How many tasks one statement moves at most. What Postgres stores of them out of line stays where it is, so a page for
 /// each is the most that is written.
-pub(crate) const AT_ONCE: i64 = 200;
+const AT_ONCE: i64 = 200;
+/// How many old tasks one statement goes through while some tasks are paused, which it leaves where they are.
+const LOOKED_AT: i64 = 2_000;
 
 /// A rule of the map.
 #[derive(Debug, Clone)]
@@ -75,6 +77,8 @@ pub(crate) async fn find_aged(
 pub(crate) struct Promoted {
     /// How many tasks it found. Those that another transaction has locked stay.
     pub(crate) found: u64,
+    /// Whether there may be more.
+    pub(crate) has_more: bool,
     /// How many it moved.
     pub(crate) count: u64,
     /// The first that it moved to each rank, by its due time.
@@ -83,7 +87,7 @@ pub(crate) struct Promoted {
     pub(crate) last: Option<SystemTime>,
 }
 
-/// Moves some tasks of these ranks, the oldest first. `since` is `last` of the statement before, which begins the scan
+/// Moves some tasks of these ranks that are not `paused`, the oldest first. `since` is `last` of the statement before, which begins the scan
 /// behind the index entries of what has moved.
 ///
 /// Rows that have moved on since they were found are told apart after they are locked: with the tier as a condition of the
@@ -94,19 +98,26 @@ pub(crate) async fn promote(
     rule: &Rule,
     ranks: &[i16],
     since: Option<SystemTime>,
+    paused: &[&str],
 ) -> Result<Promoted, sqlx::Error> {
+    let looked_at = match paused.is_empty() {
+        true => AT_ONCE,
+        false => LOOKED_AT,
+    };
     let rows = sqlx::query(
         "WITH of AS MATERIALIZED ( \
             SELECT (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AS source, \
                 (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $3) AS target \
-         ), aged AS MATERIALIZED ( \
-            SELECT found.id, found.due_at FROM unnest($4::smallint[]) AS wanted (rank) \
+         ), near AS MATERIALIZED ( \
+            SELECT found.id, found.due_at, found.task FROM unnest($4::smallint[]) AS wanted (rank) \
             CROSS JOIN LATERAL ( \
-                SELECT id, due_at FROM tierline.ready \
+                SELECT id, due_at, task FROM tierline.ready \
                 WHERE backlog = (SELECT source FROM of) AND rank = wanted.rank \
                     AND due_at >= coalesce($5, '-infinity') AND due_at <= now() - make_interval(secs => $6) \
-                ORDER BY due_at, id LIMIT $7 \
-            ) AS found ORDER BY found.due_at, found.id LIMIT $7 \
+                ORDER BY due_at, id LIMIT $10 \
+            ) AS found ORDER BY found.due_at, found.id LIMIT $10 \
+         ), aged AS MATERIALIZED ( \
+            SELECT id, due_at FROM near WHERE task <> ALL($11) ORDER BY due_at, id LIMIT $7 \
          ), locked AS MATERIALIZED ( \
             SELECT ctid AS place, backlog, rank FROM tierline.ready WHERE id = ANY(ARRAY(SELECT id FROM aged)) \
             FOR UPDATE SKIP LOCKED \
@@ -115,9 +126,11 @@ pub(crate) async fn promote(
                 first_backlog = nullif(coalesce(first_backlog, backlog), (SELECT target FROM of)) \
             WHERE ctid = ANY(ARRAY(SELECT place FROM locked WHERE backlog = (SELECT source FROM of) AND rank <= 0)) \
             RETURNING rank, due_at \
-         ) SELECT NULL::smallint AS rank, max(due_at) AS due_at, count(*) AS count FROM aged \
+         ) SELECT NULL::smallint AS rank, count(*) AS count, \
+            CASE WHEN count(*) = $7 THEN max(due_at) ELSE (SELECT max(due_at) FROM near) END AS due_at, \
+            count(*) = $7 OR (SELECT count(*) FROM near) = $10 AS has_more FROM aged \
          UNION ALL \
-         SELECT rank, min(due_at), count(*) FROM moved GROUP BY rank",
+         SELECT rank, count(*), min(due_at), false FROM moved GROUP BY rank",
     )
     .bind(app)
     .bind(&rule.from)
@@ -128,6 +141,8 @@ pub(crate) async fn promote(
     .bind(AT_ONCE)
     .bind(-i16::from(*rule.priorities.start()))
     .bind(-i16::from(*rule.priorities.end()))
+    .bind(looked_at)
+    .bind(paused)
     .fetch_all(connection)
     .await?;
     let mut promoted = Promoted::default();
@@ -143,6 +158,7 @@ pub(crate) async fn promote(
             _ => {
                 promoted.found = count.unsigned_abs();
                 promoted.last = due_at;
+                promoted.has_more = row.try_get("has_more")?;
             }
         }
     }

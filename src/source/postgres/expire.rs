@@ -16,7 +16,7 @@ use super::RowSettings;
 use super::look::is_not_migrated;
 use super::settle::waited_too_long;
 use crate::Error;
-use crate::backlog::{ClaimedRow, connection};
+use crate::backlog::{ClaimedRow, connection, lock_lanes_of, place_lanes};
 use crate::backoff::Backoff;
 use crate::dead::{Entry, insert_entries};
 use crate::error::DatabaseError;
@@ -34,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How many tasks one transaction takes, and how many bytes, about.
 const AT_ONCE: i64 = 100;
 const BYTES_AT_ONCE: i64 = 1 << 20;
+/// How many expired tasks of each rank one look goes through while some tasks are paused: those expire later.
+const LOOKED_AT: i64 = 2_000;
 /// How often Postgres may refuse a dead letter before nothing is left to leave out of it.
 const MOST_REDUCTIONS: u32 = 3;
 /// How long a step may take.
@@ -94,13 +96,8 @@ impl RowSettings {
         let tiers = tiers.iter();
         let tiers = tiers.filter_map(|(tier, ttl)| Some((*tier, self.waiting_time(tier, *ttl)?)));
         let tiers: Vec<(&str, Duration)> = tiers.collect();
-        let is_any_paused = self.consumer.controls.now().paused_tasks().next().is_some();
         let (mut count, mut failed) = (0, None);
         for waiting in [Waiting::Ready, Waiting::Parked] {
-            // The rows of paused tasks are not told from others. Those others expire when they are claimed.
-            if waiting == Waiting::Parked && is_any_paused {
-                continue;
-            }
             let looking = connection.within(LIMIT, "look for expired tasks", async |connection| {
                 expired_tiers(connection, waiting, self.app(), &tiers).await
             });
@@ -167,10 +164,19 @@ impl RowSettings {
         reductions: u32,
     ) -> Result<usize, Error> {
         let death = self.death(DeadReason::Expired, waited_too_long());
+        let controls = self.consumer.controls.now();
+        let paused: Vec<&str> = controls.paused_tasks().collect();
         let expiring = connection.within(LIMIT, "dead-letter expired tasks", async |connection| {
             let mut transaction = connection.begin().await?;
-            let expired =
-                lock_expired(&mut transaction, waiting, self.app(), tier, ttl, rows).await?;
+            let known = (self.app(), tier, ttl);
+            let found = find_expired(&mut transaction, waiting, known, &paused, rows).await?;
+            // Whoever moves tasks of a lane locks the lane first.
+            let lanes = match waiting {
+                Waiting::Ready => Vec::new(),
+                Waiting::Parked => lock_lanes_of(&mut transaction, &found).await?,
+            };
+            let mut expired = lock_expired(&mut transaction, waiting, known, &found).await?;
+            expired.retain(|it| it.row.is_expired);
             let ids: Vec<Uuid> = expired.iter().map(|it| it.id).collect();
             let name = tier.into();
             let now = SystemTime::now();
@@ -186,6 +192,7 @@ impl RowSettings {
             if !ids.is_empty() {
                 insert_entries(&mut transaction, self.app(), &entries).await?;
                 delete(&mut transaction, waiting, &ids).await?;
+                place_lanes(&mut transaction, &lanes).await?;
             }
             transaction.commit().await?;
             Ok((ids.len(), received))
@@ -257,7 +264,7 @@ struct ExpiredRow {
     is_running: bool,
 }
 
-macro_rules! lock_expired {
+macro_rules! find_expired {
     ($table:literal) => {
         concat!(
             "WITH RECURSIVE of AS MATERIALIZED (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2), ranks AS ( \
@@ -273,36 +280,71 @@ macro_rules! lock_expired {
                 WHERE backlog = (SELECT id FROM of) AND rank > ranks.rank AND rank <= 0 \
                 ORDER BY rank, due_at, id LIMIT 1 \
             ) AS next \
-         ), picked AS MATERIALIZED ( \
-            SELECT place, sum(size) OVER (ORDER BY rank, due_at, id) - size AS before FROM ( \
-                SELECT found.* FROM ranks CROSS JOIN LATERAL ( \
-                    SELECT ctid AS place, rank, due_at, id, \
-                        octet_length(payload) + coalesce(octet_length(properties), 0) AS size \
+         ) SELECT id FROM ( \
+            SELECT id, sum(size) OVER (ORDER BY rank, due_at, id) - size AS before FROM ( \
+                SELECT near.* FROM ranks CROSS JOIN LATERAL ( \
+                    SELECT id, rank, due_at, task, octet_length(payload) + coalesce(octet_length(properties), 0) AS size \
                     FROM tierline.",
             $table,
             " \
                     WHERE backlog = (SELECT id FROM of) AND rank = ranks.rank \
                         AND due_at < now() - make_interval(secs => $3) \
-                    ORDER BY due_at, id LIMIT $4 FOR UPDATE SKIP LOCKED \
-                ) AS found LIMIT $4 \
+                    ORDER BY due_at, id LIMIT $6 \
+                ) AS near WHERE near.task <> ALL($7) LIMIT $4 \
             ) AS found \
-         ) SELECT id, 0::bigint AS token, due_at, rank, is_held, first_backlog, true AS is_expired, task, name, properties, payload, \
-            EXISTS (SELECT FROM tierline.running WHERE running.id = waiting.id) AS is_running \
-         FROM tierline.",
-            $table,
-            " AS waiting WHERE ctid = ANY(ARRAY(SELECT place FROM picked WHERE before < $5))"
+         ) AS found WHERE before < $5"
         )
     };
 }
 
-/// Locks some expired tasks of a tier. Suspects (ranks above 0) wait for their turn without a limit, as in claims.
+/// Finds some expired tasks of a tier that are not `paused`. Suspects (ranks above 0) wait for their turn without a limit, as
+/// in claims.
+async fn find_expired(
+    connection: &mut PgConnection<'_>,
+    waiting: Waiting,
+    (app, tier, ttl): (&str, &str, Duration),
+    paused: &[&str],
+    rows: i64,
+) -> Result<Vec<Uuid>, sqlx::Error> {
+    let looked_at = match paused.is_empty() {
+        true => rows,
+        false => LOOKED_AT,
+    };
+    sqlx::query_scalar(match waiting {
+        Waiting::Ready => find_expired!("ready"),
+        Waiting::Parked => find_expired!("parked"),
+    })
+    .bind(app)
+    .bind(tier)
+    .bind(ttl.as_secs_f64())
+    .bind(rows)
+    .bind(BYTES_AT_ONCE)
+    .bind(looked_at)
+    .bind(paused)
+    .fetch_all(connection)
+    .await
+}
+
+macro_rules! lock_expired {
+    ($table:literal) => {
+        concat!(
+            "SELECT id, 0::bigint AS token, due_at, rank, is_held, first_backlog, task, name, properties, payload, \
+                backlog = (SELECT id FROM tierline.backlogs WHERE app = $1 AND tier = $2) AND rank <= 0 \
+                    AND due_at < now() - make_interval(secs => $3) AS is_expired, \
+                EXISTS (SELECT FROM tierline.running WHERE running.id = waiting.id) AS is_running \
+             FROM tierline.",
+            $table,
+            " AS waiting WHERE id = ANY($4) ORDER BY id FOR UPDATE OF waiting SKIP LOCKED"
+        )
+    };
+}
+
+/// Locks these tasks. Those that were moved to another tier or postponed since they were found are not expired.
 async fn lock_expired(
     connection: &mut PgConnection<'_>,
     waiting: Waiting,
-    app: &str,
-    tier: &str,
-    ttl: Duration,
-    rows: i64,
+    (app, tier, ttl): (&str, &str, Duration),
+    ids: &[Uuid],
 ) -> Result<Vec<ExpiredRow>, sqlx::Error> {
     let rows = sqlx::query(match waiting {
         Waiting::Ready => lock_expired!("ready"),
@@ -311,19 +353,17 @@ async fn lock_expired(
     .bind(app)
     .bind(tier)
     .bind(ttl.as_secs_f64())
-    .bind(rows)
-    .bind(BYTES_AT_ONCE)
+    .bind(ids)
     .fetch_all(connection)
     .await?;
-    let mut expired = Vec::with_capacity(rows.len());
-    for row in &rows {
-        expired.push(ExpiredRow {
-            id: row.try_get("id")?,
+    let read = |row| {
+        Ok(ExpiredRow {
+            id: Row::try_get(row, "id")?,
             row: ClaimedRow::read(row)?,
-            is_running: row.try_get("is_running")?,
-        });
-    }
-    Ok(expired)
+            is_running: Row::try_get(row, "is_running")?,
+        })
+    };
+    rows.iter().map(read).collect()
 }
 
 async fn delete(
@@ -331,7 +371,6 @@ async fn delete(
     waiting: Waiting,
     ids: &[Uuid],
 ) -> Result<(), sqlx::Error> {
-    // The next claim from its lane finds out what is left there.
     sqlx::query(match waiting {
         Waiting::Ready => "DELETE FROM tierline.ready WHERE id = ANY($1)",
         Waiting::Parked => "DELETE FROM tierline.parked WHERE id = ANY($1)",

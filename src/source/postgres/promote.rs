@@ -14,8 +14,7 @@ use super::RowSettings;
 use super::look::is_not_migrated;
 use crate::Error;
 use crate::backlog::{
-    AGING_BATCH, Aged, AgingRule, Promoted, add_backlogs, connection, find_aged, notify_of_older,
-    promote,
+    Aged, AgingRule, Promoted, add_backlogs, connection, find_aged, notify_of_older, promote,
 };
 use crate::backoff::Backoff;
 use crate::observe::Event;
@@ -128,7 +127,7 @@ impl Promoter<'_> {
         loop {
             let promoted = self.promote_some(&ranks, since).await?;
             self.tell(&promoted);
-            let is_last = promoted.found < AGING_BATCH.unsigned_abs();
+            let is_last = !promoted.has_more;
             let is_beside = promoted.count == 0 && promoted.found > 0;
             self.notify(is_last || is_beside).await?;
             if is_last || is_beside {
@@ -171,10 +170,12 @@ impl Promoter<'_> {
         since: Option<std::time::SystemTime>,
     ) -> Result<Promoted, Error> {
         let (app, rule) = (self.settings.app(), &self.rule);
+        let controls = self.settings.consumer.controls.now();
+        let paused: Vec<&str> = controls.paused_tasks().collect();
         let promoting = self
             .connection
             .within(LIMIT, "promote tasks", async |connection| {
-                promote(connection, app, rule, ranks, since).await
+                promote(connection, app, rule, ranks, since, &paused).await
             });
         promoting.await
     }

@@ -9,6 +9,7 @@ mod parked;
 mod pauses;
 mod processes;
 mod rollups;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -235,6 +236,16 @@ impl Servers {
             .fetch_one(&self.pool().await)
             .await
             .unwrap()
+    }
+
+    /// Returns how many rows a statement changed.
+    async fn execute(&self, sql: &'static str) -> u64 {
+        let pool = self.pool().await;
+        sqlx::query(sql)
+            .execute(&pool)
+            .await
+            .unwrap()
+            .rows_affected()
     }
 
     /// How many rows are parked.

@@ -199,19 +199,20 @@ impl Rows {
         }
         let gating = self.parked.gating.clone();
         let (mut room, mut places_left) = (self.room_for_lanes(), self.free_places());
-        let mut tasks: Vec<(Option<i16>, String)> = self
-            .parked
-            .lanes
-            .iter()
-            .filter(|(_, lanes)| lanes.expects_more)
-            .map(|(task, lanes)| (lanes.rank, task.clone()))
-            .collect();
-        tasks.sort_unstable();
+        let tasks = self.tasks_in_turn();
         let (mut claims, mut rows, mut is_coming) = (Vec::new(), 0, false);
-        for (_, task) in tasks {
+        for (index, (rank, task)) in tasks.iter().enumerate() {
+            // Tasks of one rank divide what is free.
+            let takes_room = |task: &str| match gating.of(task) {
+                _ if task.is_empty() => gating.is_fair(),
+                gated => matches!(gated, Some(Gated::PerKey { .. })),
+            };
+            let of_rank = tasks[index..].iter().take_while(|(it, _)| it == rank);
+            let sharing = of_rank.filter(|(_, task)| takes_room(task)).count().max(1);
+            let task = task.clone();
             let held = self.prefetched.limited(&task);
             let (most, places) = match gating.of(&task) {
-                _ if task.is_empty() && gating.is_fair() => (room, None),
+                _ if task.is_empty() && gating.is_fair() => (room.div_ceil(sharing), None),
                 Some(Gated::Limited(gate)) => {
                     is_coming |= gate.startable(false) > 0;
                     (gate.allowance().saturating_sub(held), None)
@@ -220,7 +221,8 @@ impl Rows {
                     let allowed = gate
                         .as_ref()
                         .map_or(usize::MAX, |gate| gate.allowance().saturating_sub(held));
-                    (allowed.min(places_left).min(room), Some(*places))
+                    let share = places_left.min(room).div_ceil(sharing);
+                    (allowed.min(share), Some(*places))
                 }
                 _ => continue,
             };
@@ -253,6 +255,7 @@ impl Rows {
             return None;
         }
         self.parked.is_turn_of_lanes = false;
+        self.parked.lane_claims = self.parked.lane_claims.wrapping_add(1);
         self.parked.is_claiming = true;
         self.parked.is_coming = is_coming;
         self.parked.claiming += rows;
@@ -265,6 +268,21 @@ impl Rows {
             are_suspects: false,
             bytes,
         }))
+    }
+
+    /// The tasks whose lanes may have a row, in the order in which they are asked for: by rank, and within a rank another task
+    /// comes first each time.
+    fn tasks_in_turn(&self) -> Vec<(Option<i16>, String)> {
+        let lanes = self.parked.lanes.iter();
+        let lanes = lanes.filter(|(_, lanes)| lanes.expects_more);
+        let mut tasks: Vec<_> = lanes
+            .map(|(task, lanes)| (lanes.rank, task.clone()))
+            .collect();
+        tasks.sort_unstable();
+        for of_rank in tasks.chunk_by_mut(|(one, _), (other, _)| one == other) {
+            of_rank.rotate_left(self.parked.lane_claims % of_rank.len());
+        }
+        tasks
     }
 
     /// A claim of one suspect from a lane, if one may wait there.
@@ -324,6 +342,12 @@ impl Rows {
                 return Err(error);
             }
         };
+        if claim.are_suspects && rows.is_empty() {
+            // Its key is at the limit, or another process has it. Others may wait: in the lanes of another task, or ready.
+            drop(permit);
+            self.expect_suspect();
+            return Ok(());
+        }
         let bytes: usize = rows.iter().map(|(row, _)| row.size()).sum();
         for of_task in &claim.claims {
             let is_of_task =

@@ -45,6 +45,8 @@ pub(super) struct Parked {
     pub(super) was_empty: bool,
     /// Whether lanes have the next turn, while they and the ready rows have rows of one rank.
     pub(super) is_turn_of_lanes: bool,
+    /// How many claims from lanes were made.
+    pub(super) lane_claims: usize,
     /// How many slots the group has.
     pub(super) slots: usize,
 }
@@ -97,6 +99,7 @@ impl RowSettings {
             is_coming: false,
             was_empty: false,
             is_turn_of_lanes: true,
+            lane_claims: 0,
             slots,
         }
     }

@@ -241,7 +241,7 @@ Examples:
         database: OptionalDatabase,
     },
 
-    /// Print the file as RabbitMQ definitions, with users and least permissions
+    /// Print what others need of the file: RabbitMQ definitions, alert rules, a dashboard
     #[command(after_help = "\
 The definitions are JSON for `rabbitmqctl import_definitions`. They have a user for publishers and
 one for the workers of each group, with the permissions that they need and none to declare. The users
@@ -255,7 +255,13 @@ not connect to the database.
 Examples:
   tierline topology export topology/hotel.toml > hotel.json && rabbitmqctl import_definitions hotel.json
   tierline topology export topology/hotel.toml --no-users --vhost production
-  tierline topology export topology/hotel.toml --permissions")]
+  tierline topology export topology/hotel.toml --permissions
+
+--prometheus prints recording and alert rules for Prometheus, and --grafana a dashboard, for what `tierline serve` and apps
+export. They select series by job=\"APP\", or by --selector. The guide's page `alerts` has an entry for each alert.
+
+  tierline topology export topology/hotel.toml --prometheus > hotel.rules.yml && promtool check rules hotel.rules.yml
+  tierline topology export topology/hotel.toml --grafana --selector 'namespace=\"hotel\"' > hotel.dashboard.json")]
     Export {
         #[command(flatten)]
         input: Input,
@@ -268,6 +274,21 @@ Examples:
         /// Only the permissions, as commands for `rabbitmqctl`
         #[arg(long)]
         permissions: bool,
+        /// Recording and alert rules for Prometheus
+        #[arg(long, conflicts_with_all = ["permissions", "no_users", "grafana"])]
+        prometheus: bool,
+        /// A dashboard for Grafana
+        #[arg(long, conflicts_with_all = ["permissions", "no_users"])]
+        grafana: bool,
+        /// The label matchers that select the app's series, in place of job="APP"
+        #[arg(long, value_name = "MATCHERS", value_parser = read_selector)]
+        selector: Option<String>,
+        /// Shorten all times of the rules by this factor, for a rehearsal
+        #[arg(long, value_name = "FACTOR", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
+        shorten: u32,
+        /// The page that alerts link to, if it is not the guide's
+        #[arg(long, value_name = "URL")]
+        runbook: Option<String>,
         #[command(flatten)]
         database: OptionalDatabase,
     },
@@ -327,6 +348,15 @@ impl Topology {
             | Topology::Export { input, .. } => input,
         }
     }
+}
+
+/// Label matchers without braces, such as `job="hotel"`.
+fn read_selector(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    if text.is_empty() || text.contains(['{', '}', '\n', '#']) || !text.contains('=') {
+        return Err("write label matchers without braces, such as job=\"hotel\"".to_owned());
+    }
+    Ok(text.trim_end_matches(',').to_owned())
 }
 
 /// A span of time that was given for an option.

@@ -8,7 +8,9 @@ use tierline::amqp::{
 };
 use tierline::control::Control;
 use tierline::moving::{Mover, TierMove};
-use tierline::topology::export::{Definitions, Permission, least_permissions};
+use tierline::topology::export::{
+    Definitions, Permission, RuleSettings, Rules, dashboard, least_permissions,
+};
 use tierline::topology::plan::Plan;
 use tierline::topology::{QUORUM_PRIORITIES_SINCE, Version};
 use tierline::{Database, Error, Topology, backlog};
@@ -74,6 +76,24 @@ pub(crate) async fn run(command: arguments::Topology) -> Result<Output, Failure>
             permissions: true,
             ..
         } => Ok(permissions(&topology, &vhost)),
+        Command::Export {
+            prometheus,
+            grafana,
+            selector,
+            shorten,
+            runbook,
+            ..
+        } if prometheus || grafana => {
+            let mut settings = RuleSettings::new(&topology).shortened_by(shorten);
+            settings.selector = selector.unwrap_or(settings.selector);
+            settings.runbook = runbook.unwrap_or(settings.runbook);
+            if grafana {
+                let dashboard = dashboard(&topology, &settings);
+                return Ok(Output::well(format!("{dashboard:#}"), dashboard));
+            }
+            let rules = Rules::new(&topology, &settings);
+            Ok(Output::well(rules.to_string(), json!(rules)))
+        }
         Command::Export {
             vhost,
             no_users,

@@ -20,6 +20,7 @@
 //! | [changing a topology](changing_a_topology) | What can I change, and how? |
 //! | [operating dead letters](operating_dead_letters) | Tasks have failed. What now? |
 //! | [crashes and poison](crashes_and_poison) | A task kills its worker. What now? |
+//! | [alerts] | An alert fired. What does it mean, and what now? |
 //! | [running on a cluster](running_on_a_cluster) | What if a node dies? |
 //! | [coming from Celery](coming_from_celery) | What is this called here? |
 //! | [coming from SQL queues](coming_from_sql_queues) | Which line does what my table of jobs does? |
@@ -86,6 +87,10 @@ pub mod operating_dead_letters {}
 
 #[doc = include_str!("crashes_and_poison.md")]
 pub mod crashes_and_poison {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("alerts.md")]
+pub mod alerts {}
 
 #[doc = include_str!("running_on_a_cluster.md")]
 pub mod running_on_a_cluster {}

@@ -11,7 +11,19 @@
 //! assert_eq!(definitions.permissions[0].user, "shop.publisher");
 //! # Ok::<(), tierline::Error>(())
 //! ```
+//!
+//! The map also knows every tier, its SLO and its group, so [`Rules`] writes alerts for Prometheus and [`dashboard`] a
+//! dashboard for Grafana.
 
+mod alerts;
+mod burn;
+mod grafana;
+mod panels;
+mod prometheus;
+mod queries;
+
+pub use grafana::dashboard;
+pub use prometheus::{Rule, RuleGroup, RuleSettings, Rules};
 use serde::Serialize;
 
 use super::plan::{Binding, Exchange, Plan, Queue};

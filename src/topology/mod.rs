@@ -21,7 +21,7 @@
 //! | `queue` | where the tier's messages wait: in a queue of this type, or as rows in Postgres | `"classic"`, `"quorum"`, `"postgres"` | required |
 //! | `max_priority` | the highest priority of a message | classic and postgres 0 (all are equal) to 255; quorum 1 to 31, from RabbitMQ 4.3 | classic and postgres 10; quorum none |
 //! | `weight` | share of slots in a weighted group | 0.001 to 1000 | none |
-//! | `slo` | how soon a task should start; measured, not enforced | `"1ms"` to `"49d"` | best effort |
+//! | `slo` | how soon a task should start, and which share of the tasks has to; measured, not enforced | `"1ms"` to `"49d"`, or `{ start = "5s", objective = 0.999 }` with `objective` from 0.5 to 0.99999, by default 0.99 | best effort |
 //! | `ttl` | how long a message may wait before it is dead-lettered | `"1ms"` to `"49d"` | for ever |
 //! | `max_length` | how many messages may wait; the next is refused | 1 to 2147483647 | no limit |
 //! | `delivery_limit` | deliveries before a message is dead-lettered; quorum only | 1 to 2147483647 | 100 |
@@ -125,6 +125,7 @@ pub mod problem;
 mod promotion;
 mod reader;
 pub(crate) mod schedule;
+mod slo;
 mod source;
 mod task;
 mod tier;

@@ -11,6 +11,7 @@ use super::limit::{self, Limit, Of};
 use super::names::{self, Names, RESERVED_TIERS};
 use super::promotion::{self, Promotion, RulePlace};
 use super::reader::{At, Reader};
+use super::slo;
 use super::source::Source;
 
 /// A tier: tasks of one urgency, in one queue with a dead-letter queue of its own, or as rows in Postgres.
@@ -27,6 +28,8 @@ pub struct Tier {
     pub weight: Option<f64>,
     /// How soon a task of this tier should start. Measured, never enforced. Default `None`: best effort.
     pub slo: Option<Duration>,
+    /// The share of tasks that should start within `slo`; it counts for nothing without one. See [`Tier::objective`].
+    pub(super) objective: f64,
     /// How long a message may wait in the queue before it is dead-lettered. Default `None`: for ever.
     pub ttl: Option<Duration>,
     /// How many messages may wait, from 1; the next is refused. In Postgres they are counted now and then, so that
@@ -188,6 +191,29 @@ impl Default for DeadLetterQueue {
 }
 
 impl Tier {
+    /// The share of the tier's tasks that should start within [`slo`](Self::slo), 0.5 to 0.99999; default 0.99. The rest is
+    /// the error budget, which alerts and dashboards count. `None` for a tier without `slo`.
+    ///
+    /// ```
+    /// # let map = r#"
+    /// # app = "hotel"
+    /// # [tiers.critical]
+    /// # queue = "classic"
+    /// # slo = { start = "5s", objective = 0.999 }
+    /// # [groups.all]
+    /// # tiers = ["critical"]
+    /// # concurrency = 1
+    /// # [tasks]
+    /// # "#;
+    /// let topology = tierline::Topology::parse(map)?;
+    /// let critical = topology.tier("critical").unwrap();
+    /// assert_eq!(critical.objective(), Some(0.999));
+    /// # Ok::<(), tierline::Error>(())
+    /// ```
+    pub fn objective(&self) -> Option<f64> {
+        self.slo.map(|_| self.objective)
+    }
+
     /// The priority that `wanted` becomes in this tier; `None` is a task that asks for nothing.
     pub(super) fn priority(&self, wanted: Option<u8>) -> u8 {
         match self.home.max_priority() {
@@ -252,7 +278,8 @@ const KEEPS: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3_650 * 86_400);
 
 /// RabbitMQ's timers end at 2^32 - 1 ms, some hours after day 49.
-const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(49 * 86_400);
+pub(super) const TIMES: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(49 * 86_400);
 
 pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
     let Some(section) = root.table("tiers") else {
@@ -279,6 +306,7 @@ pub(super) fn read(root: &mut Reader<'_>, app: Option<&str>) -> Vec<At<Tier>> {
 fn read_tier(name: &str, mut table: Reader<'_>) -> (Tier, Option<RulePlace>) {
     let home = read_home(&mut table);
     let (promote, rule) = promotion::read(&mut table, home).unzip();
+    let (slo, objective) = slo::read(&mut table);
     let generation = table.integer("generation", GENERATIONS).unwrap_or(1);
     let tier = Tier {
         name: name.to_owned(),
@@ -287,7 +315,8 @@ fn read_tier(name: &str, mut table: Reader<'_>) -> (Tier, Option<RulePlace>) {
         weight: table
             .number("weight", WEIGHTS)
             .or(table.has("weight").then_some(1.0)),
-        slo: table.duration("slo", TIMES),
+        slo,
+        objective,
         ttl: table.duration("ttl", TIMES),
         max_length: table.integer("max_length", COUNTS),
         promote,

@@ -14,16 +14,17 @@ use crate::process;
 use crate::rabbitmq::Release;
 
 /// The units that the packages we install would start and enable on an ordinary Debian.
-const UNITS: [&str; 5] = [
+const UNITS: [&str; 6] = [
     "rabbitmq-server.service",
     "postgresql.service",
     "pgbouncer.service",
+    "prometheus.service",
     "epmd.service",
     "epmd.socket",
 ];
 
 /// The same for a Debian without systemd.
-const INIT_SCRIPTS: [&str; 3] = ["rabbitmq-server", "postgresql", "pgbouncer"];
+const INIT_SCRIPTS: [&str; 4] = ["rabbitmq-server", "postgresql", "pgbouncer", "prometheus"];
 
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 

@@ -111,6 +111,44 @@ fn a_weight_must_be_positive_and_finite() {
 }
 
 #[test]
+fn an_objective_is_a_share_below_one() {
+    let with =
+        |slo: &str| small(|text| text.replace("\"classic\"", &format!("\"classic\"\nslo = {slo}")));
+    let objective = |slo| with(slo).unwrap().tier("main").unwrap().objective();
+    assert_eq!(objective("\"5s\""), Some(0.99));
+    assert_eq!(objective("{ start = \"5s\" }"), Some(0.99));
+    assert_eq!(
+        objective("{ start = \"5s\", objective = 0.9999 }"),
+        Some(0.9999)
+    );
+    let without = small(|text| text).unwrap();
+    assert_eq!(without.tier("main").unwrap().objective(), None);
+
+    assert_eq!(
+        the_problem(with("{ start = \"5s\", objective = 99.9 }")),
+        "<text>:4:35: objective in [tiers.main.slo] must be a share of the tasks below 1, found 99.9\n    \
+         help: write 0.999 for 99.9 %"
+    );
+    assert_eq!(
+        the_problem(with("{ start = \"5s\", objectve = 0.9 }")),
+        "<text>:4:23: unknown key \"objectve\" in [tiers.main.slo]\n    help: did you mean \"objective\"?"
+    );
+    assert_eq!(
+        the_problem(with("{ objective = 0.9 }")),
+        "<text>:4:1: start is missing in [tiers.main.slo]\n    \
+         help: write start = \"5s\", say: how soon a task should start"
+    );
+    for objective in ["1", "0.49", "0", "-1", "100", "nan", "\"0.9\"", "true"] {
+        let problem = the_problem(with(&format!(
+            "{{ start = \"5s\", objective = {objective} }}"
+        )));
+        let expected = "objective in [tiers.main.slo] must be a number from 0.5 to 0.99999, found ";
+        assert!(problem.contains(expected), "{problem}");
+    }
+    assert!(the_problem(with("5")).contains("slo in [tiers.main] must be a duration, found 5"));
+}
+
+#[test]
 fn a_key_given_twice_is_reported_beside_the_other_mistakes() {
     let found = problems(small(|text| {
         text + "\"mail.send\" = \"main\"\n\"sms.send\" = \"nowhere\"\n"

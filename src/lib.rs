@@ -4,6 +4,7 @@
 #![doc = "[choosing tiers]: guide::choosing_tiers"]
 #![doc = "[tiers in Postgres]: guide::tiers_in_postgres"]
 #![doc = "[prefetch and concurrency]: guide::prefetch_and_concurrency"]
+#![doc = "[metrics]: guide::metrics"]
 #![doc = "[idempotent handlers]: guide::idempotent_handlers"]
 #![doc = "[effectively once]: guide::effectively_once"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
@@ -54,6 +55,9 @@ pub mod backlog;
 
 pub mod control;
 
+#[cfg(any(feature = "postgres", feature = "prometheus"))]
+mod counting;
+
 #[cfg(feature = "postgres")]
 pub mod rollup;
 
@@ -68,6 +72,9 @@ pub mod publish;
 
 #[cfg(feature = "postgres")]
 pub mod scaling;
+
+#[cfg(feature = "prometheus")]
+pub mod metrics;
 
 #[cfg(feature = "postgres")]
 pub mod dead;

@@ -30,6 +30,7 @@ pub(crate) async fn run(
     let topology = Topology::load(&log.input.file)?;
     let app = builder(topology, broker, &log.database)?
         .connection_name("tierline serve")
+        .metrics()
         .connect()
         .await?;
     let admin = Router::new().nest("/admin", router(&app, token)?);

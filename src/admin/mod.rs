@@ -6,6 +6,8 @@
 
 mod control;
 mod dlq;
+#[cfg(feature = "prometheus")]
+mod metrics;
 mod openapi;
 mod problem;
 mod request;
@@ -115,6 +117,8 @@ fn routes() -> Vec<Route> {
         route("/control/processes", get(control::processes)),
         route("/control/audit", get(control::audit)),
         route("/control/scaling", get(control::scaling)),
+        #[cfg(feature = "prometheus")]
+        route("/metrics", get(metrics::scrape)),
         route("/openapi.json", get(async || Json(description()))),
     ]
 }

@@ -19,7 +19,7 @@ pub fn description() -> Value {
         },
         "servers": [{ "url": "/admin" }],
         "security": [{ "token": [] }],
-        "paths": joined(paths(), control::paths()),
+        "paths": joined(joined(paths(), control::paths()), metrics()),
         "components": {
             "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
             "schemas": joined(schemas(), control::schemas()),
@@ -107,6 +107,26 @@ fn paths() -> Value {
             "get": operation("This description", json!([]), None, 200, "Description"),
         },
     })
+}
+
+/// The one answer that is no JSON.
+#[cfg(feature = "prometheus")]
+fn metrics() -> Value {
+    let mut scrape = operation(
+        "The metrics of this process, for Prometheus",
+        json!([]),
+        None,
+        200,
+        "",
+    );
+    scrape["responses"]["200"]["content"][crate::metrics::Metrics::CONTENT_TYPE] =
+        json!({ "schema": { "type": "string" } });
+    json!({ "/metrics": { "get": scrape } })
+}
+
+#[cfg(not(feature = "prometheus"))]
+fn metrics() -> Value {
+    json!({})
 }
 
 fn operation(

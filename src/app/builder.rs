@@ -19,6 +19,8 @@ use crate::backlog::RowWriters;
 use crate::control::{KnownControls, Limits};
 #[cfg(feature = "postgres")]
 use crate::dead::{DeadLetters, Outcomes, Triage};
+#[cfg(feature = "prometheus")]
+use crate::metrics::EventCounter;
 use crate::observe::{Event, Observers};
 use crate::publish::{Connections, Publisher, TraceContext};
 #[cfg(feature = "postgres")]
@@ -56,6 +58,8 @@ pub struct Builder {
     on_connect: OnConnect,
     publish_connections: usize,
     observers: Observers,
+    #[cfg(feature = "prometheus")]
+    metrics: Option<EventCounter>,
     registry: Option<Registry>,
     middleware: AddedMiddleware,
     data: Data,
@@ -86,6 +90,8 @@ impl Builder {
             on_connect: OnConnect::default(),
             publish_connections: PUBLISH_CONNECTIONS,
             observers: Observers::default(),
+            #[cfg(feature = "prometheus")]
+            metrics: None,
             registry: None,
             middleware: AddedMiddleware::default(),
             data: Data::new(),
@@ -192,6 +198,15 @@ impl Builder {
     pub fn observe(mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observers.add(observer);
         self
+    }
+
+    /// Counts what happens, for [`Tierline::metrics`] and `/metrics` of the admin API. Default: nothing is counted.
+    #[cfg(feature = "prometheus")]
+    pub fn metrics(self) -> Self {
+        Self {
+            metrics: Some(EventCounter::default()),
+            ..self
+        }
     }
 
     /// The handlers that workers run. Default: every `#[task]` handler that is linked into the
@@ -336,8 +351,13 @@ impl Builder {
             name,
             on_connect,
             publish_connections,
-            #[cfg_attr(not(feature = "postgres"), expect(unused_mut))]
+            #[cfg_attr(
+                not(any(feature = "postgres", feature = "prometheus")),
+                expect(unused_mut)
+            )]
             mut observers,
+            #[cfg(feature = "prometheus")]
+            metrics,
             registry,
             middleware,
             data,
@@ -391,29 +411,41 @@ impl Builder {
             }
             None => (from, None),
         };
+        // What runs for the controls is observed without what knows the controls: that would keep them alive for ever.
+        #[cfg(feature = "postgres")]
+        #[cfg_attr(not(feature = "prometheus"), expect(unused_mut))]
+        let mut early_observers = observers.clone();
+        #[cfg(all(feature = "postgres", feature = "prometheus"))]
+        if let Some(metrics) = &metrics {
+            early_observers.add(metrics.early());
+        }
         let limits = Limits::new(
             &topology,
             #[cfg(feature = "postgres")]
             database.as_ref(),
             #[cfg(feature = "postgres")]
-            &observers,
+            &early_observers,
         );
         #[cfg(feature = "postgres")]
         let controls = match &database {
-            Some(database) => KnownControls::watch(database, &topology, &limits, &observers),
+            Some(database) => KnownControls::watch(database, &topology, &limits, &early_observers),
             None => KnownControls::none(&topology),
         };
         #[cfg(not(feature = "postgres"))]
         let controls = KnownControls::none(&topology);
-        // After the controls, whose service keeps the observers that it was given for as long as somebody knows them: the
-        // recorder does.
         #[cfg(feature = "postgres")]
         let recorder = database.as_ref().map(|database| {
             let (known, keep) = (controls.clone(), keep_rollups);
-            let recorder = Recorder::start(database, &topology, keep, &observers, known);
+            let recorder = Recorder::start(database, &topology, keep, &early_observers, known);
             let counting = recorder.clone();
             observers.add(move |event| counting.handle(event));
             recorder
+        });
+        #[cfg(feature = "prometheus")]
+        let metrics = metrics.map(|counter| {
+            let (metrics, observer) = counter.start(&topology, controls.clone());
+            observers.add(observer);
+            metrics
         });
         let publisher = Publisher::new(
             topology.clone(),
@@ -448,6 +480,8 @@ impl Builder {
             letters,
             #[cfg(feature = "postgres")]
             outcomes,
+            #[cfg(feature = "prometheus")]
+            metrics,
             work: WorkerParts {
                 topology,
                 urls,

@@ -26,6 +26,8 @@ use crate::control::Control;
 use crate::dead::{Collector, DeadLetters, Outcomes};
 #[cfg(feature = "postgres")]
 use crate::error::DatabaseError;
+#[cfg(feature = "prometheus")]
+use crate::metrics::Metrics;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::{Publisher, PublisherStatus};
@@ -73,6 +75,8 @@ pub struct Tierline {
     letters: Option<DeadLetters>,
     #[cfg(feature = "postgres")]
     outcomes: Option<Outcomes>,
+    #[cfg(feature = "prometheus")]
+    metrics: Option<Metrics>,
 }
 
 impl Tierline {
@@ -284,6 +288,15 @@ impl Tierline {
     pub fn rollups(&self) -> Result<Rollups, Error> {
         let database = self.log("read the rollups")?.database();
         Ok(Rollups::new(self.topology(), database.clone()))
+    }
+
+    /// The metrics of this process, for a route of yours that Prometheus scrapes: see [`metrics`](crate::metrics).
+    ///
+    /// # Errors
+    /// [`Error::NoMetrics`] where the [builder](Builder::metrics) was not asked to count.
+    #[cfg(feature = "prometheus")]
+    pub fn metrics(&self) -> Result<Metrics, Error> {
+        self.metrics.clone().ok_or(Error::NoMetrics)
     }
 
     /// How many slots each worker group wants to meet the SLO of its tiers, with the present backlog and run times: see

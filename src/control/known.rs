@@ -150,7 +150,7 @@ impl KnownControls {
     }
 
     /// What is in force.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", feature = "prometheus"))]
     pub(crate) fn now(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
     }

@@ -17,7 +17,7 @@ use crate::Error;
 use crate::amqp::{Connection, ReadBudget};
 use crate::backoff::Backoff;
 use crate::error::DeadLetterError;
-use crate::observe::{Event, Observers, Purpose};
+use crate::observe::{Event, ObservedConnection, Observers, Purpose};
 use crate::postgres::{Database, STATEMENT_LIMIT};
 use crate::secret::Secret;
 use crate::service::{Service, Termination};
@@ -225,7 +225,7 @@ impl Collector {
             };
             let opened = Instant::now();
             let address = &connection.address().to_string();
-            self.observers.emit(&Event::Connected { purpose, address });
+            let observed = ObservedConnection::opened(&self.observers, purpose, address);
             let place = Place {
                 connection: &connection,
                 url,
@@ -237,8 +237,7 @@ impl Collector {
             let lasted = opened.elapsed();
             connection.close().await;
             if let Err(error) = ended {
-                let cause = &error.to_string();
-                self.observers.emit(&Event::Disconnected { purpose, cause });
+                observed.lost(&error.to_string());
                 // A frozen node accepts connections and does not answer, so the next node is tried first.
                 next += 1;
                 ending.unless_over(pause.pause_after(lasted)).await;

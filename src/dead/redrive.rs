@@ -18,6 +18,7 @@ use tracing::Instrument;
 use super::{DeadLetters, State};
 use crate::error::{DatabaseError, DeadLetterError, PublishError};
 use crate::message::{Message, Redriven, properties};
+use crate::observe::{Event, PublishResult};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing, Publisher};
 use crate::route::{self, RouteRequest};
@@ -40,6 +41,8 @@ const MARK_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Claimed {
     pub(super) id: i64,
     identity: String,
+    /// `None` where it could not be read.
+    task: Option<String>,
     life: i32,
     tier: String,
     payload: Vec<u8>,
@@ -99,21 +102,17 @@ impl DeadLetters {
                 problem: problem.into(),
             }));
         };
-        let prepared = prepare(&self.topology, publisher, claimed, &self.who);
-        let (letter, task, tier) = match prepared {
-            Ok(prepared) => prepared,
+        let deadline = Instant::now() + DEFAULT_DEADLINE;
+        match self.send_one(publisher, claimed, deadline).await {
+            Ok((task, tier)) => {
+                self.mark_published(&token, &[id]).await?;
+                Ok(Receipt::new(task, tier, std::time::SystemTime::now()))
+            }
             Err(error) => {
                 self.give_back(&token, &[id]).await?;
-                return Err(error);
+                Err(error)
             }
-        };
-        let deadline = Instant::now() + DEFAULT_DEADLINE;
-        if let Err(error) = publisher.forward(letter, &task, deadline).await {
-            self.give_back(&token, &[id]).await?;
-            return Err(error);
         }
-        self.mark_published(&token, &[id]).await?;
-        Ok(Receipt::new(task, tier, std::time::SystemTime::now()))
     }
 
     /// The beginning of a statement that claims rows. Add conditions, then run it with [`claimed`].
@@ -171,7 +170,8 @@ impl DeadLetters {
              FROM sized, token WHERE letter.id = sized.id AND sized.before < ",
         );
         query.push_bind(CLAIMED_BYTES);
-        query.push(" RETURNING letter.id, identity, life, tier, payload, properties, died_at");
+        query
+            .push(" RETURNING letter.id, identity, task, life, tier, payload, properties, died_at");
         let claiming = async {
             let rows = query.build().fetch_all(self.database.pool()).await?;
             let claimed: Result<Vec<_>, _> = rows.iter().map(Claimed::read).collect();
@@ -189,18 +189,47 @@ impl DeadLetters {
         let deadline = Instant::now() + DEFAULT_DEADLINE;
         let sending = claimed.into_iter().map(|claimed| async move {
             let id = claimed.id;
-            let (letter, task, _) = match prepare(&self.topology, publisher, claimed, &self.who) {
-                Ok(prepared) => prepared,
-                Err(error) => return (id, Sent::Refused(error)),
-            };
-            match publisher.forward(letter, &task, deadline).await {
-                Ok(()) => (id, Sent::Confirmed),
+            match self.send_one(publisher, claimed, deadline).await {
+                Ok(_) => (id, Sent::Confirmed),
                 Err(error) if error.is_transient() => (id, Sent::Failed(error)),
                 Err(error) => (id, Sent::Refused(error)),
             }
         });
         let sending = stream::iter(sending).buffer_unordered(AT_ONCE);
         Ok(sending.collect().await)
+    }
+
+    /// Publishes a claimed row, and emits what became of that. Returns its task's id and the tier that it went to.
+    async fn send_one(
+        &self,
+        publisher: &Publisher,
+        claimed: Claimed,
+        deadline: Instant,
+    ) -> Result<(TaskId, String), Error> {
+        let dead_letter = claimed.id;
+        // What only an event needs is copied where somebody observes.
+        let died = (!publisher.observers().is_empty())
+            .then(|| (claimed.task.clone(), claimed.tier.clone()));
+        let sending = async {
+            let (outgoing, task, tier) = prepare(&self.topology, publisher, claimed, &self.who)?;
+            publisher.forward(outgoing, &task, deadline).await?;
+            Ok((task, tier))
+        };
+        let sent: Result<(TaskId, String), Error> = sending.await;
+        if let Some((name, died_in)) = died {
+            let (id, tier, result) = match &sent {
+                Ok((id, tier)) => (Some(id), tier, PublishResult::Stored),
+                Err(error) => (None, &died_in, PublishResult::Failed(error.kind())),
+            };
+            publisher.observers().emit(&Event::Redriven {
+                dead_letter,
+                name: name.as_deref(),
+                id,
+                tier,
+                result,
+            });
+        }
+        sent
     }
 
     /// Marks the rows as redriven whose claim is still ours. A row that is published and not marked would be
@@ -273,6 +302,7 @@ impl Claimed {
         Ok(Self {
             id: row.try_get("id")?,
             identity: row.try_get("identity")?,
+            task: row.try_get("task")?,
             life: row.try_get("life")?,
             tier: row.try_get("tier")?,
             payload: row.try_get("payload")?,

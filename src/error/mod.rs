@@ -110,6 +110,11 @@ pub enum Error {
         tried: Box<str>,
     },
 
+    /// Metrics were asked of an app that counts none.
+    #[cfg(feature = "prometheus")]
+    #[error("this app counts no metrics: call `metrics()` on its builder before it connects")]
+    NoMetrics,
+
     /// The token of the admin API cannot be used. It is not shown.
     #[error(
         "cannot use the token of the admin API: it must have at least {shortest} bytes and no spaces \
@@ -167,6 +172,8 @@ impl Error {
             Error::Control(error) => error.kind(),
             Error::InvalidDuration(_) | Error::InvalidToken { .. } => ErrorKind::Invalid,
             Error::Closed { .. } => ErrorKind::Closed,
+            #[cfg(feature = "prometheus")]
+            Error::NoMetrics => ErrorKind::Configuration,
             Error::NoSignals { .. } => ErrorKind::System,
             Error::Shared(error) => error.kind(),
         }

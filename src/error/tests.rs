@@ -89,6 +89,8 @@ fn every_error() -> Vec<(Error, ErrorKind, bool, Option<Stored>)> {
         (Error::Closed { tried: t() }, Closed, false, NO),
         (BrokerError::InvalidPool { problem: t() }.into(), Configuration, false, None),
         (Error::InvalidToken { shortest: 16 }, Invalid, false, None),
+        #[cfg(feature = "prometheus")]
+        (Error::NoMetrics, Configuration, false, None),
         (Error::NoSignals { cause: io() }, System, false, None),
         (Error::Shared(Arc::new(PublishError::Blocked { id: id() }.into())), Overloaded, true, MAYBE),
     ];

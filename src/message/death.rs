@@ -49,7 +49,7 @@ pub enum DeadReason {
 }
 
 impl DeadReason {
-    const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::RetriesExhausted,
         Self::Permanent,
         Self::UnknownTask,

@@ -33,6 +33,11 @@ pub enum Event<'a> {
         /// What happened.
         cause: &'a str,
     },
+    /// A connection was closed because it is needed no more.
+    ConnectionClosed {
+        /// What it was for.
+        purpose: Purpose,
+    },
     /// An attempt to connect failed. The next one follows after a pause.
     ConnectFailed {
         /// What the connection is for.
@@ -66,6 +71,15 @@ pub enum Event<'a> {
         task: TaskRef<'a>,
         /// The time since it was enqueued, fell due, or was redriven, whichever came last.
         waited: Duration,
+    },
+    /// A handler that was [started](Event::Started) runs no more, in whatever way it ended: each start has one such event. What
+    /// became of its task is another event, which comes a moment before or after this one; there is none if the
+    /// process ends before it is stored.
+    Ended {
+        /// The task.
+        task: TaskRef<'a>,
+        /// How long the handler ran.
+        ran: Duration,
     },
     /// A handler succeeded, and its delivery is acknowledged.
     Done {
@@ -134,6 +148,21 @@ pub enum Event<'a> {
         task: TaskRef<'a>,
         /// Why.
         why: &'a str,
+        /// How long its handler ran. `None` where none did.
+        ran: Option<Duration>,
+    },
+    /// A dead letter was redriven: it is published again, or could not be.
+    Redriven {
+        /// Its number in the log.
+        dead_letter: i64,
+        /// The task's name. `None` where nobody can read it.
+        name: Option<&'a str>,
+        /// The task's identifier. `None` where it could not be published.
+        id: Option<&'a TaskId>,
+        /// The tier that it went to; where it could not be published, the one in which it died.
+        tier: &'a str,
+        /// What became of it: stored or failed.
+        result: PublishResult,
     },
     /// A worker died while it held this task, perhaps because of it: the task's crash count went up.
     Suspected {
@@ -183,6 +212,42 @@ pub enum Event<'a> {
         since: Duration,
     },
 
+    /// A worker began to work for a group.
+    GroupStarted {
+        /// The group.
+        group: &'a str,
+        /// How many handlers it runs at once.
+        slots: usize,
+    },
+    /// A worker that worked for a group has ended. Each start has one such event.
+    GroupEnded {
+        /// The group.
+        group: &'a str,
+        /// How many handlers it ran at once.
+        slots: usize,
+    },
+    /// A worker starts nothing of a tier any more, because an operator has paused the tier or its group.
+    Paused {
+        /// The group.
+        group: &'a str,
+        /// The tier.
+        tier: &'a str,
+    },
+    /// A worker starts tasks of a tier again that was paused.
+    Resumed {
+        /// The group.
+        group: &'a str,
+        /// The tier.
+        tier: &'a str,
+    },
+    /// The limit of a tier holds back a task that a worker has a free slot for. While it does, there is one such event a
+    /// second at most for each worker and tier.
+    Limited {
+        /// The group.
+        group: &'a str,
+        /// The tier.
+        tier: &'a str,
+    },
     /// A worker subscribed to a tier's queue, for the first time or again after an interruption.
     Consuming {
         /// The group.

@@ -37,6 +37,39 @@ impl Observers {
     }
 }
 
+/// Emits that a connection is open, and then that it is lost or closed.
+pub(crate) struct ObservedConnection<'a> {
+    observers: &'a Observers,
+    purpose: Purpose,
+    is_lost: bool,
+}
+
+impl<'a> ObservedConnection<'a> {
+    pub(crate) fn opened(observers: &'a Observers, purpose: Purpose, address: &str) -> Self {
+        observers.emit(&Event::Connected { purpose, address });
+        Self {
+            observers,
+            purpose,
+            is_lost: false,
+        }
+    }
+
+    pub(crate) fn lost(mut self, cause: &str) {
+        self.is_lost = true;
+        let purpose = self.purpose;
+        self.observers.emit(&Event::Disconnected { purpose, cause });
+    }
+}
+
+impl Drop for ObservedConnection<'_> {
+    fn drop(&mut self) {
+        if !self.is_lost {
+            let purpose = self.purpose;
+            self.observers.emit(&Event::ConnectionClosed { purpose });
+        }
+    }
+}
+
 impl fmt::Debug for Observers {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} observers", self.observers.len())

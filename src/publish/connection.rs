@@ -25,7 +25,7 @@ use crate::backoff::Backoff;
 #[cfg(feature = "deadpool-lapin")]
 use crate::error::BrokerError;
 use crate::error::Cause;
-use crate::observe::{Event, Observers, Purpose};
+use crate::observe::{Event, ObservedConnection, Observers, Purpose};
 use crate::secret::Secret;
 use crate::topology::Version;
 
@@ -253,20 +253,14 @@ pub(super) async fn keep_open(
         tracing::info!(%address, "connected to the broker for publishing");
         settings.note_version(current.connection.version());
         report(State::Up(Arc::clone(&current)));
-        settings.observers.emit(&Event::Connected {
-            purpose,
-            address: &address,
-        });
+        let observed = ObservedConnection::opened(&settings.observers, purpose, &address);
 
         let cause = current.until_lost(&report).await;
         tracing::warn!(%address, %cause, "a connection for publishing was lost");
         // A frozen node accepts connections and never answers, so another address comes first.
         next += 1;
         report(State::Down(cause.as_str().into()));
-        settings.observers.emit(&Event::Disconnected {
-            purpose,
-            cause: &cause,
-        });
+        observed.lost(&cause);
         if current.connection.is_pooled() {
             // One that does not answer looks well to the pool. Ended first, it is not lent again.
             tokio::spawn(async move { current.connection.end().await });

@@ -314,6 +314,12 @@ impl Publisher {
         self.inner.servers(self.broker_version())
     }
 
+    /// Who is told of what happens.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.inner.observers
+    }
+
     /// Waits until the overrides in force are known, as long as a publish with this deadline would.
     #[cfg(feature = "postgres")]
     pub(crate) async fn until_overrides_are_known(&self, deadline: Instant) {

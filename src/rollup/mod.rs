@@ -17,7 +17,7 @@ mod recorder;
 mod table;
 mod totals;
 
-pub use counters::UNKNOWN;
+pub use crate::counting::UNKNOWN;
 pub use histogram::Histogram;
 pub use read::{Rollup, RollupQuery, Rollups};
 pub(crate) use recorder::{KEEP, Recorder, SHORTEST_KEEP};

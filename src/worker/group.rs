@@ -22,9 +22,12 @@ use super::transactions::GroupTransactions;
 use super::{Phase, Shared};
 use crate::control::Snapshot;
 use crate::message::Received;
+use crate::observe::{Event, Observers};
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
+/// How often it is said that a limit holds back a tier, while it does.
+const LIMITED_EVERY: Duration = Duration::from_secs(1);
 /// How long sources may take to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// How long handlers may take to be dropped before their messages go back to the broker. One that does
@@ -57,6 +60,8 @@ pub(super) struct Group {
     paused: Vec<bool>,
     /// Which tiers are at their limit.
     gates: TierGates,
+    /// When it was last said that the limit of a tier holds it back.
+    limited_at: Vec<Option<Instant>>,
     timer: Pin<Box<Sleep>>,
     /// When to tick although nothing has happened.
     wake_at: Option<Instant>,
@@ -107,6 +112,7 @@ impl Group {
             controls,
             paused: vec![false; group.tiers.len()],
             gates: TierGates::new(&shared.settings.limits, &group.tiers),
+            limited_at: vec![None; group.tiers.len()],
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             wake_at: None,
             is_draining: false,
@@ -120,6 +126,8 @@ impl Group {
 
     /// Works until the shutdown is over.
     pub(super) async fn run(mut self) {
+        let shared = self.shared.clone();
+        let _observed = ObservedGroup::started(&shared.settings.observers, &self.group);
         poll_fn(|cx| self.tick(cx)).await;
         // What still runs was waited for long enough, and goes back to the broker.
         for job in self.running.values() {
@@ -272,9 +280,16 @@ impl Group {
                 continue;
             }
             let group = self.group.name.as_str();
+            let observers = &self.shared.settings.observers;
             match is_paused {
-                true => tracing::info!(group, tier, "paused"),
-                false => tracing::info!(group, tier, "resumed"),
+                true => {
+                    tracing::info!(group, tier, "paused");
+                    observers.emit(&Event::Paused { group, tier });
+                }
+                false => {
+                    tracing::info!(group, tier, "resumed");
+                    observers.emit(&Event::Resumed { group, tier });
+                }
             }
             for source in sources_of(&mut self.sources, index) {
                 source.set_paused(is_paused);
@@ -315,6 +330,13 @@ impl Group {
             };
             if is_ready && *supply == Supply::Empty {
                 next = next.into_iter().chain(self.gates.next_at(tier)).min();
+                let observers = &self.shared.settings.observers;
+                let said_at = &mut self.limited_at[tier];
+                if !observers.is_empty() && said_at.is_none_or(|at| at.elapsed() >= LIMITED_EVERY) {
+                    *said_at = Some(Instant::now());
+                    let (group, tier) = (self.group.name.as_str(), &*self.group.tiers[tier]);
+                    observers.emit(&Event::Limited { group, tier });
+                }
             }
         }
         next
@@ -395,6 +417,33 @@ impl Group {
             self.timer.as_mut().reset(wake_at);
         }
         false
+    }
+}
+
+/// Emits that a group is worked for, and then that it is not any more, also if the worker is dropped or panics.
+struct ObservedGroup<'a> {
+    observers: &'a Observers,
+    group: String,
+    slots: usize,
+}
+
+impl<'a> ObservedGroup<'a> {
+    fn started(observers: &'a Observers, group: &topology::Group) -> Self {
+        let observed = Self {
+            observers,
+            group: group.name.clone(),
+            slots: group.concurrency.into(),
+        };
+        let (group, slots) = (observed.group.as_str(), observed.slots);
+        observers.emit(&Event::GroupStarted { group, slots });
+        observed
+    }
+}
+
+impl Drop for ObservedGroup<'_> {
+    fn drop(&mut self) {
+        let (group, slots) = (self.group.as_str(), self.slots);
+        self.observers.emit(&Event::GroupEnded { group, slots });
     }
 }
 

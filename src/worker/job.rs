@@ -14,7 +14,7 @@ use super::watchdog::Report;
 use super::{Shared, WIND_DOWN};
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
-use crate::observe::Event;
+use crate::observe::{Event, Observers, TaskRef};
 use crate::source::{Handle, LeasedRun, Next, dead, task_ref, unmapped, unreadable};
 use crate::task::{
     CancelReason, Cancellation, TaskEnding, TaskOptions, TransactionUse, Transactions,
@@ -153,8 +153,8 @@ async fn run(
     let waited = SystemTime::now()
         .duration_since(due_at.max(message.enqueued_at))
         .unwrap_or_default();
-    observers.emit(&Event::Started { task, waited });
     let begin = Instant::now();
+    let _run = ObservedRun::start(observers, task, waited, begin);
     let cancelled = lost.unwrap_or(&shared.cancelled);
     let mut watched = pin!(watched(
         shared,
@@ -189,9 +189,40 @@ async fn run(
                 true => "its lease is lost",
                 false => "the worker shuts down",
             };
-            observers.emit(&Event::GivenBack { task, why });
+            let ran = Some(begin.elapsed());
+            observers.emit(&Event::GivenBack { task, why, ran });
             Next::Back
         }
+    }
+}
+
+/// Emits the start of a run and its end, also if the run is dropped or panics.
+struct ObservedRun<'a> {
+    observers: &'a Observers,
+    task: TaskRef<'a>,
+    begin: Instant,
+}
+
+impl<'a> ObservedRun<'a> {
+    fn start(
+        observers: &'a Observers,
+        task: TaskRef<'a>,
+        waited: Duration,
+        begin: Instant,
+    ) -> Self {
+        observers.emit(&Event::Started { task, waited });
+        Self {
+            observers,
+            task,
+            begin,
+        }
+    }
+}
+
+impl Drop for ObservedRun<'_> {
+    fn drop(&mut self) {
+        let (task, ran) = (self.task, self.begin.elapsed());
+        self.observers.emit(&Event::Ended { task, ran });
     }
 }
 

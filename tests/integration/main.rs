@@ -27,6 +27,8 @@ mod execution;
 mod first_task;
 #[cfg(feature = "postgres")]
 mod hostile;
+#[cfg(all(feature = "admin", feature = "prometheus"))]
+mod metrics;
 mod middleware;
 #[cfg(all(feature = "postgres", feature = "management"))]
 mod moving;

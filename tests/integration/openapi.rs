@@ -55,6 +55,7 @@ impl Described {
             .postgres(database.url())
             // A task that no handler is there for is a dead letter.
             .registry(Registry::new())
+            .metrics()
             .observe(move |event| {
                 if let Event::Collected { count, .. } = event {
                     tell.add_permits(usize::try_from(*count).unwrap());
@@ -102,7 +103,12 @@ impl Described {
         let status = response.status();
         let kind = response.headers().get(header::CONTENT_TYPE).cloned();
         let bytes = axum::body::to_bytes(response.into_body(), 10 << 20).await;
-        let answer: Value = serde_json::from_slice(&bytes.unwrap()).unwrap_or_default();
+        let bytes = bytes.unwrap();
+        let text = || Value::String(String::from_utf8_lossy(&bytes).into_owned());
+        let answer: Value = match bytes.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_slice(&bytes).unwrap_or_else(|_| text()),
+        };
         let said = format!("{} {path} {body:?}: {status} {answer}", operation.method);
         let described = &operation.content["responses"][status.as_str()];
         assert!(described.is_object(), "not described: {said}");

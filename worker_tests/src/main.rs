@@ -190,7 +190,7 @@ fn print(event: &Event<'_>) {
         Event::Dead { task, reason, .. } => println!("dead {}: {reason}", task.name),
         Event::RuntimeHung { aborts, .. } => println!("runtime hung, aborts: {aborts}"),
         Event::LeaseLost { task } => println!("lease lost {}", task.name),
-        Event::GivenBack { task, why } => println!("given back {}: {why}", task.name),
+        Event::GivenBack { task, why, .. } => println!("given back {}: {why}", task.name),
         _ => {}
     }
 }

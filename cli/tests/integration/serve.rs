@@ -88,6 +88,11 @@ impl Serving {
 
     /// A request, and the JSON of its answer.
     pub(crate) async fn ask(&self, method: &str, path: &str, body: &str) -> serde_json::Value {
+        serde_json::from_str(&self.text_of(method, path, body).await.1).unwrap()
+    }
+
+    /// A request, and the head and the text of its answer.
+    async fn text_of(&self, method: &str, path: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let request = format!(
             "{method} {path} HTTP/1.0\r\nhost: {}\r\nauthorization: Bearer {TOKEN}\r\n\
@@ -101,7 +106,7 @@ impl Serving {
         timeout(PATIENCE, reading).await.unwrap().unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.0 200"), "{answer}");
-        serde_json::from_str(body).unwrap()
+        (head.to_owned(), body.to_owned())
     }
 
     /// Ends it with a signal, and gives its exit code.
@@ -166,4 +171,22 @@ async fn a_second_signal_ends_the_grace_period() {
     serving.until_closed().await;
     serving.signal("INT").await;
     assert_eq!(serving.end().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_scrapes_what_the_server_counts() {
+    let serving = Serving::begin("1h").await;
+    let (head, text) = serving.text_of("GET", "/admin/metrics", "").await;
+    let content_type = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert!(head.contains(content_type), "{head}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    for line in [
+        "# TYPE tierline_published counter",
+        "tierline_slo_seconds{tier=\"critical\"} 5.0",
+        "tierline_connect_failures_total{purpose=\"publish\"} 0",
+        "tierline_leader 0",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    assert_eq!(serving.terminated().await, 0);
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::TaskId;
 use crate::control::Snapshot;
 use crate::error::ErrorKind;
-use crate::message::{Failure, FailureKind};
+use crate::message::{DeadReason, Failure, FailureKind};
 use crate::observe::TaskRef;
 
 const MAP: &str = r#"
@@ -113,7 +113,11 @@ fn every_outcome_is_counted_where_it_belongs() {
             has_expired: false,
             count: 7,
         },
-        Event::GivenBack { task, why: "" },
+        Event::GivenBack {
+            task,
+            why: "",
+            ran: None,
+        },
         Event::AlreadyDone { task },
     ];
     for event in &events {

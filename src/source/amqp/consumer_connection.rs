@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::ConsumerSettings;
 use crate::amqp::Connection;
 use crate::backoff::Backoff;
-use crate::observe::{Event, Purpose};
+use crate::observe::{Event, ObservedConnection, Purpose};
 
 /// How often to look whether the connection is open. No consumer may be on it that ends with it.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -139,6 +139,9 @@ impl KeepConnected {
                 continue;
             };
             let connected_at = Instant::now();
+            let settings = self.settings.clone();
+            let address = connection.address().to_string();
+            let observed = ObservedConnection::opened(&settings.observers, Purpose::Work, &address);
             let connection = Arc::new(connection);
             // What was reported before is about an earlier connection.
             while self.reported.try_recv().is_ok() {}
@@ -150,9 +153,7 @@ impl KeepConnected {
             self.next_url += 1;
             let (group, tier) = (&self.group, &self.tier);
             tracing::warn!(group, tier, cause, "the connection is lost");
-            let (purpose, cause) = (Purpose::Work, &cause);
-            let observers = &self.settings.observers;
-            observers.emit(&Event::Disconnected { purpose, cause });
+            observed.lost(&cause);
             self.backoff.pause_after(connected_at.elapsed()).await;
         }
     }
@@ -165,7 +166,6 @@ impl KeepConnected {
             Ok(connection) => {
                 let address = &connection.address().to_string();
                 tracing::info!(group = self.group, tier = self.tier, address, "connected");
-                observers.emit(&Event::Connected { purpose, address });
                 Some(connection)
             }
             Err(error) => {

@@ -498,8 +498,8 @@ impl ConsumerSettings {
         let id = received.id();
         tracing::warn!(%id, %error, "the broker did not store what follows on a task: it goes back");
         if let Ok(message) = received.message() {
-            let (task, why) = (task_ref(message), &error.to_string());
-            self.observers.emit(&Event::GivenBack { task, why });
+            let (task, why, ran) = (task_ref(message), &error.to_string(), received.ran());
+            self.observers.emit(&Event::GivenBack { task, why, ran });
         }
         if matches!(error, Error::Publish(PublishError::Unroutable { .. })) {
             self.redeclare().await;

@@ -166,7 +166,7 @@ fn line(event: &Event<'_>) -> String {
         Event::Discarded { task, reason, .. } => format!("discarded {}: {reason}", task.name),
         Event::Expired { task, .. } => format!("expired {}", task.name),
         Event::Dead { task, reason, .. } => format!("dead {}: {reason}", task.name),
-        Event::GivenBack { task, why } => format!("given back {}: {why}", task.name),
+        Event::GivenBack { task, why, .. } => format!("given back {}: {why}", task.name),
         Event::Suspected { task, crashes } => format!("suspected {} {crashes}", task.name),
         Event::LeaseLost { task } => format!("lease lost {}", task.name),
         Event::Relayed { task } => format!("relayed {}", task.name),

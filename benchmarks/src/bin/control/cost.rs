@@ -1,4 +1,4 @@
-//! What limits that never bite, and rollups, cost a drain.
+//! What limits that never bite, rollups, and metrics cost a drain.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +21,8 @@ const RATE: &str = "rate = \"1000000/s\", burst = 1000000";
 const RUNNING: &str = "running = 1000000";
 /// How much of its processor time a drain has left for its work beside rollups: they may have 2 %.
 const LEFT: f64 = 0.98;
+/// How much of its rate a drain has left beside metrics.
+const BESIDE_METRICS: f64 = 0.95;
 
 pub(crate) async fn measure(report: &mut Report, servers: &Servers, is_quick: bool) -> Result<()> {
     print_load("cost");
@@ -73,6 +75,28 @@ pub(crate) async fn rollups(report: &mut Report, servers: &Servers, is_quick: bo
             })
             .contender("with rollups", async || work_for(scene, count, true).await)
             .at_least(LEFT, "without a database")
+            .run(rounds)
+            .await?;
+        report.add(measured);
+    }
+    Ok(())
+}
+
+/// A drain with the metrics of its process beside one without: the same database, rollups in both.
+pub(crate) async fn metrics(report: &mut Report, servers: &Servers, is_quick: bool) -> Result<()> {
+    print_load("metrics");
+    let (rounds, count) = if is_quick { (3, 20_000) } else { (15, 60_000) };
+    for home in homes() {
+        let scene = &Scene::set(servers, &map(home, "", "")).await?;
+        let title = format!("No-op tasks, {home}, metrics for Prometheus");
+        let measured = Comparison::new(title, "tasks/s")
+            .contender("without", async || drain(scene, count).await)
+            .contender("with metrics", async || {
+                fill(scene, count).await?;
+                let took = run(scene.builder()?.metrics(), count).await?;
+                Ok(count as f64 / took.as_secs_f64())
+            })
+            .at_least(BESIDE_METRICS, "without")
             .run(rounds)
             .await?;
         report.add(measured);

@@ -4,7 +4,7 @@
 //! checked against that file.
 //!
 //! `cargo xtask bench control [--quick] [pause] [rate] [keys] [override] [outage] [cost]
-//! [rollups] [--home=quorum|classic|postgres]`
+//! [rollups] [metrics] [--home=quorum|classic|postgres]`
 
 mod child;
 mod cost;
@@ -49,6 +49,9 @@ async fn main() -> Result<()> {
     }
     if is_wanted("rollups") {
         cost::rollups(&mut report, &servers, is_quick()).await?;
+    }
+    if is_wanted("metrics") {
+        cost::metrics(&mut report, &servers, is_quick()).await?;
     }
     report.finish()
 }

@@ -174,7 +174,8 @@ impl Queue {
                 let task = task_ref(message);
                 let why = "no slot was free for it before the broker's ack timeout drew near";
                 let observers = &self.settings.observers;
-                observers.emit(&Event::GivenBack { task, why });
+                let ran = None;
+                observers.emit(&Event::GivenBack { task, why, ran });
             }
             self.put_back(handle);
         }

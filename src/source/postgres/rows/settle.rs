@@ -166,8 +166,8 @@ impl Rows {
             return;
         };
         let (task, why) = (task_ref(message), &error.to_string());
-        let observers = &self.settings.consumer.observers;
-        observers.emit(&Event::GivenBack { task, why });
+        let (observers, ran) = (&self.settings.consumer.observers, unsettled.received.ran());
+        observers.emit(&Event::GivenBack { task, why, ran });
         let sent = unsettled.received.successor(message);
         let later = Later {
             run,

@@ -9,6 +9,7 @@ mod dlq;
 mod openapi;
 mod problem;
 mod request;
+mod stats;
 mod tasks;
 mod token;
 
@@ -115,6 +116,7 @@ fn routes() -> Vec<Route> {
         route("/control/processes", get(control::processes)),
         route("/control/audit", get(control::audit)),
         route("/control/scaling", get(control::scaling)),
+        route("/stats", get(stats::stats)),
         route("/openapi.json", get(async || Json(description()))),
     ]
 }

@@ -8,10 +8,11 @@ use std::cell::Cell as ThreadCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::RollupTotals;
+use super::report::{TierReport, Watch};
 use crate::control::KnownControls;
 use crate::message::DeadReason;
 use crate::observe::{Event, PublishResult};
@@ -32,6 +33,14 @@ pub(super) struct Counters {
     names: Names,
     controls: KnownControls,
     shards: Box<[Shard]>,
+    /// Of each tier of the map.
+    watches: Box<[Watch]>,
+}
+
+/// A task that this process runs, until it is dropped.
+pub(crate) struct RunningTask {
+    counters: Arc<Counters>,
+    tier: usize,
 }
 
 /// The tasks and tiers of the map.
@@ -98,7 +107,28 @@ impl Counters {
             names: Names::new(topology),
             controls,
             shards: (0..shards).map(|_| Shard::default()).collect(),
+            watches: topology.tiers().iter().map(|_| Watch::default()).collect(),
         }
+    }
+
+    /// Counts a task of this tier as running. `None`: the map does not have the tier.
+    pub(super) fn run(self: &Arc<Self>, tier: &str) -> Option<RunningTask> {
+        let tier = self.names.tiers.get(tier).copied()?;
+        self.watches.get(tier)?.began();
+        Some(RunningTask {
+            counters: self.clone(),
+            tier,
+        })
+    }
+
+    /// What this process sees of each tier of the map.
+    pub(super) fn reports(&self) -> impl Iterator<Item = (&str, TierReport)> {
+        let names = self.names.known_tiers.iter().map(|tier| &*tier.name);
+        names.zip(self.watches.iter().map(Watch::report))
+    }
+
+    fn watch(&self, tier: &str) -> Option<&Watch> {
+        self.watches.get(*self.names.tiers.get(tier)?)
     }
 
     pub(super) fn names(&self) -> &Names {
@@ -124,6 +154,9 @@ impl Counters {
             }),
             Event::Started { task, waited } => {
                 let met = self.meets_slo(task.name, task.tier, *waited);
+                if let Some(watch) = self.watch(task.tier) {
+                    watch.started(*waited);
+                }
                 self.count(task.name, task.tier, |it| {
                     it.started += 1;
                     it.wait.add(*waited);
@@ -176,6 +209,11 @@ impl Counters {
                     it.dead += count;
                     it.slo_counted += if waited_in_vain { *count } else { 0 };
                 });
+            }
+            Event::QueueEmpty { tier } => {
+                if let Some(watch) = self.watch(tier) {
+                    watch.was_empty();
+                }
             }
             Event::GivenBack { task, .. } => {
                 self.count(task.name, task.tier, |it| it.given_back += 1);
@@ -274,6 +312,14 @@ impl Counters {
             || !snapshot
                 .paused_between(&tier.group, &tier.name, task, since, now)
                 .is_zero()
+    }
+}
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        if let Some(watch) = self.counters.watches.get(self.tier) {
+            watch.ended();
+        }
     }
 }
 

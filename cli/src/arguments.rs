@@ -106,6 +106,15 @@ Examples:
   tierline stats topology/hotel.toml --json")]
     Stats(Box<crate::stats::arguments::Stats>),
 
+    /// Watch the tiers live in the terminal, look into one, and pause or resume it
+    #[command(after_help = "\
+Works in 80 columns and over ssh. Press ? for the keys and columns. A pause asks for a reason first,
+and is in the audit log. Set NO_COLOR for no colours.
+
+Example:
+  tierline top topology/hotel.toml --management http://localhost:15672")]
+    Top(Box<crate::top::arguments::Top>),
+
     /// Create or update the database schema
     #[command(after_help = "\
 All tables are in the schema `tierline`. Many processes may migrate at once. If nothing is missing,

@@ -15,6 +15,7 @@ mod servers;
 mod stats;
 mod table;
 mod tasks;
+mod top;
 mod topology;
 
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Tasks(command) => command.input().json,
         Command::Control(command) => command.input().json,
         Command::Stats(command) => command.app.log.input.json,
+        Command::Top(command) => command.app.log.input.json,
         #[cfg(feature = "admin")]
         Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
             Command::Tasks(command) => tasks::run(*command).await,
             Command::Control(command) => control::run(*command).await,
             Command::Stats(command) => stats::run(*command).await,
+            Command::Top(command) => top::run(*command).await,
             Command::Dlq(command) => dlq::run(*command).await,
             #[cfg(feature = "admin")]
             Command::Serve {

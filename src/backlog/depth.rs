@@ -85,7 +85,7 @@ static DEPTHS: LazyLock<String> = LazyLock::new(|| {
             format!(
                 "SELECT count(*) AS rows FROM ( \
                     SELECT FROM tierline.{phase} WHERE backlog = of.id AND rank = first.rank LIMIT {limit} \
-                 ) AS some"
+                 ) AS few"
             )
         };
         format!(
@@ -112,7 +112,7 @@ static DEPTHS: LazyLock<String> = LazyLock::new(|| {
          {} UNION ALL {} \
          UNION ALL SELECT 'scheduled', of.tier, NULL, least(counted.rows, $3), counted.rows > $3, NULL \
             FROM of CROSS JOIN LATERAL (SELECT count(*) AS rows FROM ( \
-                SELECT FROM tierline.scheduled WHERE backlog = of.id ORDER BY due_at, id LIMIT $3 + 1) AS some) AS counted \
+                SELECT FROM tierline.scheduled WHERE backlog = of.id ORDER BY due_at, id LIMIT $3 + 1) AS few) AS counted \
          UNION ALL SELECT 'running', of.tier, NULL, count(claimed.backlog), (SELECT count(*) FROM claimed) > $3, NULL \
             FROM of LEFT JOIN claimed ON claimed.backlog = of.id GROUP BY of.tier",
         ranks("ready"),

@@ -8,7 +8,7 @@ use super::objective::{budget_left, objective_of};
 use super::oldest::estimate;
 use super::report::{
     DeadLetterStats, GroupStats, LimitStats, OldestWait, PauseStats, PriorityDepth, SloStats,
-    TierStats,
+    TierHome, TierStats,
 };
 use crate::amqp::QueueState;
 use crate::backlog::{RankDepth, TierDepth, sum};
@@ -361,11 +361,11 @@ impl Assembly<'_> {
     }
 }
 
-fn home(home: Home) -> &'static str {
+fn home(home: Home) -> TierHome {
     match home {
-        Home::Classic { .. } => "classic",
-        Home::Quorum { .. } => "quorum",
-        Home::Postgres { .. } => "postgres",
+        Home::Classic { .. } => TierHome::Classic,
+        Home::Quorum { .. } => TierHome::Quorum,
+        Home::Postgres { .. } => TierHome::Postgres,
     }
 }
 

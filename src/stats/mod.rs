@@ -30,6 +30,7 @@
 
 mod assemble;
 mod count;
+mod json;
 mod known;
 mod objective;
 mod oldest;
@@ -40,5 +41,5 @@ pub use count::Count;
 pub(crate) use read::{Sources, stats};
 pub use report::{
     DeadLetterStats, GroupStats, LimitStats, OldestWait, PauseStats, PriorityDepth, ScheduleStats,
-    SloStats, Stats, StatsProblem, StatsServer, TierStats,
+    SloStats, Stats, StatsProblem, StatsServer, TierHome, TierStats,
 };

@@ -107,10 +107,19 @@ impl Sources<'_> {
         });
         let queues = self.publisher.queue_states(queues, deadline).await;
         let mut problems = Vec::new();
+        let needed = |queue: &str| {
+            // What a tier had before it moved may be gone.
+            let mut tiers = self.topology.broker_tiers();
+            tiers.any(|tier| {
+                queue == names.queue(tier) || queue == names.dead_letter_queue(&tier.name)
+            })
+        };
         let mut by_state = |is_it: fn(&Option<QueueState>) -> bool, what: &str| {
             let mut queues: Vec<&str> = queues
                 .iter()
-                .filter(|(_, state)| is_it(state))
+                .filter(|(queue, state)| {
+                    is_it(state) && (**state != Some(QueueState::Missing) || needed(queue))
+                })
                 .map(|(queue, _)| queue.as_str())
                 .collect();
             queues.sort_unstable();

@@ -2,23 +2,24 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::Count;
+use super::json::{seconds, some_seconds, some_time, time};
 
 /// How an app is doing. See [the module](super).
 ///
-/// As JSON, durations are numbers of seconds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// As JSON, durations are numbers of seconds. What `GET /stats` and `tierline stats --json` give can be read back as this.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// The app of the map.
     pub app: String,
     /// When they were asked for, by the clock of this machine.
-    #[serde(serialize_with = "crate::postgres::time::serialize")]
+    #[serde(with = "time")]
     pub at: SystemTime,
     /// How long the servers took to answer.
-    #[serde(rename = "took_seconds", serialize_with = "seconds")]
+    #[serde(rename = "took_seconds", with = "seconds")]
     pub took: Duration,
     /// The tiers of the map, in its order.
     pub tiers: Vec<TierStats>,
@@ -35,7 +36,7 @@ pub struct Stats {
 }
 
 /// A question that got no answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StatsProblem {
     /// The server that was asked.
@@ -45,7 +46,7 @@ pub struct StatsProblem {
 }
 
 /// A server that is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum StatsServer {
@@ -58,15 +59,15 @@ pub enum StatsServer {
 }
 
 /// A tier.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TierStats {
     /// Its name.
     pub tier: String,
     /// The group that serves it.
     pub group: String,
-    /// Where its tasks wait: `"classic"`, `"quorum"` or `"postgres"`.
-    pub home: &'static str,
+    /// Where its tasks wait.
+    pub home: TierHome,
     /// How many tasks wait that are due: messages in its queue, and rows. Parked ones are not among them, unless they wait for
     /// the turn of their key (`fair`). `None`: its home did not say.
     pub waiting: Option<Count>,
@@ -95,10 +96,10 @@ pub struct TierStats {
     #[serde(rename = "out_per_second")]
     pub rate_out: Option<f64>,
     /// How long half of the tasks waited at most that were started in the last five minutes. `None`: none was.
-    #[serde(rename = "wait_p50_seconds", serialize_with = "seconds_of_some")]
+    #[serde(rename = "wait_p50_seconds", with = "some_seconds")]
     pub wait_p50: Option<Duration>,
     /// The same for 99 of 100.
-    #[serde(rename = "wait_p99_seconds", serialize_with = "seconds_of_some")]
+    #[serde(rename = "wait_p99_seconds", with = "some_seconds")]
     pub wait_p99: Option<Duration>,
     /// How it meets its SLO. `None`: it has none.
     pub slo: Option<SloStats>,
@@ -120,8 +121,21 @@ pub struct TierStats {
     pub limit: Option<LimitStats>,
 }
 
+/// Where the tasks of a tier wait: `queue` in the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TierHome {
+    /// In a classic queue.
+    Classic,
+    /// In a quorum queue.
+    Quorum,
+    /// As rows in Postgres.
+    Postgres,
+}
+
 /// The rows of one priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PriorityDepth {
     /// The priority.
@@ -131,22 +145,22 @@ pub struct PriorityDepth {
 }
 
 /// For how long something has waited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OldestWait {
     /// For how long.
-    #[serde(rename = "seconds", serialize_with = "seconds")]
+    #[serde(rename = "seconds", with = "seconds")]
     pub age: Duration,
     /// Whether this is an estimate: see [the module](super).
     pub is_estimate: bool,
 }
 
 /// How a tier meets its SLO.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SloStats {
     /// How soon a task should start.
-    #[serde(rename = "start_seconds", serialize_with = "seconds")]
+    #[serde(rename = "start_seconds", with = "seconds")]
     pub start: Duration,
     /// Which share of the tasks should.
     pub objective: f64,
@@ -158,7 +172,7 @@ pub struct SloStats {
 }
 
 /// The dead letters of a tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeadLetterStats {
     /// Those in the log that nobody has redriven or discarded.
@@ -179,7 +193,7 @@ pub struct DeadLetterStats {
 }
 
 /// A pause that is in force.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PauseStats {
     /// Whether the tier's group is paused, and not the tier itself.
@@ -189,15 +203,15 @@ pub struct PauseStats {
     /// The operator's reason; may be empty.
     pub why: String,
     /// Since when.
-    #[serde(serialize_with = "crate::postgres::time::serialize")]
+    #[serde(with = "time")]
     pub since: SystemTime,
     /// When it ends by itself. `None`: it does not.
-    #[serde(serialize_with = "crate::postgres::time::serialize_some")]
+    #[serde(with = "some_time")]
     pub until: Option<SystemTime>,
 }
 
 /// A limit that is in force.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LimitStats {
     /// Such as `100/m with bursts of 20, 4 running`.
@@ -207,7 +221,7 @@ pub struct LimitStats {
 }
 
 /// A group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupStats {
     /// Its name.
@@ -222,7 +236,7 @@ pub struct GroupStats {
 }
 
 /// The schedules of an app.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ScheduleStats {
     /// How many there are.
@@ -232,14 +246,6 @@ pub struct ScheduleStats {
     /// Whether a process leads, and so publishes what is due.
     pub has_leader: bool,
     /// When the next one is due.
-    #[serde(serialize_with = "crate::postgres::time::serialize_some")]
+    #[serde(with = "some_time")]
     pub next_due: Option<SystemTime>,
-}
-
-pub(super) fn seconds<S: Serializer>(duration: &Duration, out: S) -> Result<S::Ok, S::Error> {
-    out.serialize_f64(duration.as_secs_f64())
-}
-
-fn seconds_of_some<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    duration.map(|it| it.as_secs_f64()).serialize(out)
 }

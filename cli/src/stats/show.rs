@@ -66,7 +66,7 @@ fn summary(stats: &Stats) -> String {
             (Some(processes), Some(slots)) => format!(
                 "{}: {}, {} of {} slots",
                 group.group,
-                output::count(processes, "live process").replace("processs", "processes"),
+                processes_of(processes),
                 count(group.in_flight),
                 slots,
             ),
@@ -90,4 +90,11 @@ fn summary(stats: &Stats) -> String {
         ));
     }
     plain(&parts.join("; "))
+}
+
+fn processes_of(number: u32) -> String {
+    match number {
+        1 => "1 live process".to_owned(),
+        number => format!("{number} live processes"),
+    }
 }

@@ -91,6 +91,9 @@ pub mod relay;
 #[cfg(feature = "postgres")]
 pub mod schedule;
 
+#[cfg(feature = "postgres")]
+pub mod stats;
+
 mod app;
 
 #[cfg(feature = "admin")]

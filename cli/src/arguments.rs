@@ -89,6 +89,32 @@ Example:
     #[command(subcommand)]
     Control(Box<crate::control::arguments::Control>),
 
+    /// Show how each tier is doing: depth, oldest age, rates, waits, SLO, dead letters
+    #[command(after_help = "\
+Answers within two seconds, whatever waits in the queues and tables: up to 10,000 rows of a tier are
+counted, and shown as ≥ 10,000 beyond that. What a server did not say is a dash, and the reason is on a
+line of its own; the exit code is 1 then.
+
+OLDEST is exact for rows, and an estimate (≈) for queues on RabbitMQ, which do not say how old their
+messages are. IN/s, OUT/s, P50 and P99 (of the waits) are of the last five minutes, BUDGET is what is
+left of the error budget of the last 24 hours. RUN comes from workers that have the database, and with
+--management from the broker, which then also says how many messages are delayed.
+
+Examples:
+  tierline stats topology/hotel.toml
+  tierline stats topology/hotel.toml --watch=5s --management http://localhost:15672
+  tierline stats topology/hotel.toml --json")]
+    Stats(Box<crate::stats::arguments::Stats>),
+
+    /// Watch the tiers live in the terminal, look into one, and pause or resume it
+    #[command(after_help = "\
+Works in 80 columns and over ssh. Press ? for the keys and columns. A pause asks for a reason first,
+and is in the audit log. Set NO_COLOR for no colours.
+
+Example:
+  tierline top topology/hotel.toml --management http://localhost:15672")]
+    Top(Box<crate::top::arguments::Top>),
+
     /// Create or update the database schema
     #[command(after_help = "\
 All tables are in the schema `tierline`. Many processes may migrate at once. If nothing is missing,

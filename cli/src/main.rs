@@ -5,14 +5,17 @@ mod audit;
 mod connect;
 mod control;
 mod dlq;
+mod figures;
 mod output;
 mod schedule;
 mod secret;
 #[cfg(feature = "admin")]
 mod serve;
 mod servers;
+mod stats;
 mod table;
 mod tasks;
+mod top;
 mod topology;
 
 use std::process::ExitCode;
@@ -32,6 +35,8 @@ fn main() -> ExitCode {
         Command::Schedule(command) => command.input().json,
         Command::Tasks(command) => command.input().json,
         Command::Control(command) => command.input().json,
+        Command::Stats(command) => command.app.log.input.json,
+        Command::Top(command) => command.app.log.input.json,
         #[cfg(feature = "admin")]
         Command::Serve { log, .. } => log.input.json,
         Command::Migrate { json, .. } => *json,
@@ -52,6 +57,8 @@ fn main() -> ExitCode {
             Command::Schedule(command) => schedule::run(command).await,
             Command::Tasks(command) => tasks::run(*command).await,
             Command::Control(command) => control::run(*command).await,
+            Command::Stats(command) => stats::run(*command).await,
+            Command::Top(command) => top::run(*command).await,
             Command::Dlq(command) => dlq::run(*command).await,
             #[cfg(feature = "admin")]
             Command::Serve {

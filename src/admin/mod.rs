@@ -11,6 +11,7 @@ mod metrics;
 mod openapi;
 mod problem;
 mod request;
+mod stats;
 mod tasks;
 mod token;
 
@@ -119,6 +120,7 @@ fn routes() -> Vec<Route> {
         route("/control/scaling", get(control::scaling)),
         #[cfg(feature = "prometheus")]
         route("/metrics", get(metrics::scrape)),
+        route("/stats", get(stats::stats)),
         route("/openapi.json", get(async || Json(description()))),
     ]
 }

@@ -1,6 +1,7 @@
 //! The OpenAPI description, for people and for client generators.
 
 mod control;
+mod stats;
 
 use serde_json::{Value, json};
 
@@ -15,14 +16,14 @@ pub fn description() -> Value {
         "info": {
             "title": "tierline admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Read, group, redrive and discard dead letters; escalate tasks in Postgres; pause, limit and override tiers and tasks while the app runs.",
+            "description": "Read, group, redrive and discard dead letters; escalate tasks in Postgres; pause, limit and override tiers and tasks while the app runs; see how each tier is doing.",
         },
         "servers": [{ "url": "/admin" }],
         "security": [{ "token": [] }],
-        "paths": joined(joined(paths(), control::paths()), metrics()),
+        "paths": joined(joined(joined(paths(), control::paths()), metrics()), stats::paths()),
         "components": {
             "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
-            "schemas": joined(schemas(), control::schemas()),
+            "schemas": joined(joined(schemas(), control::schemas()), stats::schemas()),
         },
     })
 }

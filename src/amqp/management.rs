@@ -98,7 +98,28 @@ impl Management {
             .await
     }
 
+    /// Asks how many messages each queue of a virtual host has, and how many of them are not acknowledged.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn queues_within(
+        &self,
+        virtual_host: &str,
+        limit: Duration,
+    ) -> Result<Vec<Value>, Error> {
+        let columns = "name,messages,messages_unacknowledged";
+        let path = format!("queues/{}?columns={columns}", percent_encoded(virtual_host));
+        self.array_within("queues", path, limit).await
+    }
+
     async fn array(&self, what: &str, path: String) -> Result<Vec<Value>, Error> {
+        self.array_within(what, path, LIMIT).await
+    }
+
+    async fn array_within(
+        &self,
+        what: &str,
+        path: String,
+        limit: Duration,
+    ) -> Result<Vec<Value>, Error> {
         let tried = || format!("ask {self} for its {what}").into();
         let failed = |cause: &str, source| {
             Error::Broker(BrokerError::ManagementFailed {
@@ -109,7 +130,7 @@ impl Management {
         };
         let this = self.clone();
         // The client blocks, with a limit of its own.
-        let answer = tokio::task::spawn_blocking(move || this.get(&path));
+        let answer = tokio::task::spawn_blocking(move || this.get(&path, limit));
         let (status, body) = answer
             .await
             .map_err(|_| failed("the runtime is shutting down", None))?
@@ -133,11 +154,14 @@ impl Management {
         }
     }
 
-    fn get(&self, path: &str) -> Result<(u16, Value), ureq::Error> {
+    fn get(&self, path: &str, limit: Duration) -> Result<(u16, Value), ureq::Error> {
         let answer = self
             .agent
             .get(format!("{}/api/{path}", self.base))
             .header("authorization", self.authorization.expose())
+            .config()
+            .timeout_global(Some(limit))
+            .build()
             .call();
         let mut answer = answer?;
         let status = answer.status().as_u16();

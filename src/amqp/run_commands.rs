@@ -77,9 +77,10 @@ impl Refusal {
 /// Whether messages can be stored in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueState {
-    /// It answers, and this many messages are ready in it.
+    /// It answers, and this many messages are ready in it, and so many consumers take from it.
     Available {
         messages: u32,
+        consumers: u32,
     },
     /// It exists and does not answer: its node is down, or it has no leader.
     Unreachable,
@@ -113,6 +114,7 @@ pub(crate) async fn queue_state(
         }
         Ok(Ok(counts)) => QueueState::Available {
             messages: counts.messages,
+            consumers: counts.consumers,
         },
         Err(_) => QueueState::Unreachable,
     };

@@ -14,6 +14,8 @@ use super::connect::Connecting;
 #[cfg(feature = "postgres")]
 use super::database::DatabaseSettings;
 use crate::Error;
+#[cfg(all(feature = "management", feature = "postgres"))]
+use crate::amqp::{Address, Management};
 #[cfg(feature = "postgres")]
 use crate::backlog::RowWriters;
 use crate::control::{KnownControls, Limits};
@@ -67,6 +69,8 @@ pub struct Builder {
     trace: TraceContext,
     abort_when_hung: bool,
     connect_timeout: Duration,
+    #[cfg(all(feature = "management", feature = "postgres"))]
+    management: Option<Secret>,
     pub(super) unreadable: Unreadable,
 }
 
@@ -99,6 +103,8 @@ impl Builder {
             trace: TraceContext::default(),
             abort_when_hung: false,
             connect_timeout: CONNECT_TIMEOUT,
+            #[cfg(all(feature = "management", feature = "postgres"))]
+            management: None,
             unreadable: Unreadable::NONE,
         }
     }
@@ -112,6 +118,15 @@ impl Builder {
     /// variable `SSL_CERT_FILE` names.
     pub fn amqp(mut self, url: impl Into<String>) -> Self {
         self.urls.push(Secret::new(url));
+        self
+    }
+
+    /// The broker's management API at `http://user:password@host:15672`, or `https://`, for [statistics](Tierline::stats):
+    /// it knows how many messages are delayed, and how many are not acknowledged. The user needs the tag `monitoring` and
+    /// permissions on the virtual host. Nothing else uses it.
+    #[cfg(all(feature = "management", feature = "postgres"))]
+    pub fn management(mut self, url: impl Into<String>) -> Self {
+        self.management = Some(Secret::new(url));
         self
     }
 
@@ -365,6 +380,8 @@ impl Builder {
             trace,
             abort_when_hung,
             connect_timeout: _,
+            #[cfg(all(feature = "management", feature = "postgres"))]
+            management,
             unreadable,
         } = self;
         unreadable.check()?;
@@ -474,7 +491,18 @@ impl Builder {
             #[cfg(feature = "deadpool-lapin")]
             pool,
         };
+        #[cfg(all(feature = "management", feature = "postgres"))]
+        let management = match (management, urls.first()) {
+            (Some(url), Some(broker)) => {
+                let broker: Address = broker.expose().parse()?;
+                let management = Management::new(url.expose())?;
+                Some((management, broker.virtual_host().to_owned()))
+            }
+            _ => None,
+        };
         let app = Tierline {
+            #[cfg(all(feature = "management", feature = "postgres"))]
+            management,
             publisher: publisher.clone(),
             #[cfg(feature = "postgres")]
             letters,

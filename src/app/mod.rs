@@ -16,6 +16,8 @@ use futures_util::stream::Stream;
 use serde_json::Value;
 
 use crate::Error;
+#[cfg(all(feature = "management", feature = "postgres"))]
+use crate::amqp::Management;
 #[cfg(feature = "postgres")]
 use crate::amqp::QueueState;
 #[cfg(feature = "postgres")]
@@ -36,9 +38,11 @@ use crate::relay::Relay;
 #[cfg(feature = "postgres")]
 use crate::rollup::Rollups;
 #[cfg(feature = "postgres")]
-use crate::scaling::{GroupScaling, Sources, scaling};
+use crate::scaling::{self, GroupScaling, scaling};
 #[cfg(feature = "postgres")]
 use crate::schedule::{Scheduler, Schedules};
+#[cfg(feature = "postgres")]
+use crate::stats::{self, Stats, stats};
 use crate::task::{Publish, PublishBuilder, PublishRequest, Receipt, Task};
 use crate::topology::Topology;
 use crate::worker::{Worker, WorkerParts};
@@ -77,6 +81,9 @@ pub struct Tierline {
     outcomes: Option<Outcomes>,
     #[cfg(feature = "prometheus")]
     metrics: Option<Metrics>,
+    /// The management API, and the virtual host of the app.
+    #[cfg(all(feature = "management", feature = "postgres"))]
+    management: Option<(Management, String)>,
 }
 
 impl Tierline {
@@ -272,7 +279,7 @@ impl Tierline {
             let (publisher, queue) = (publisher.clone(), topology.names().queue(&tier));
             Box::pin(async move {
                 match publisher.queue_state(&tier.name, &queue, deadline).await {
-                    Some(QueueState::Available { messages }) => Some(messages),
+                    Some(QueueState::Available { messages, .. }) => Some(messages),
                     _ => None,
                 }
             })
@@ -315,13 +322,43 @@ impl Tierline {
     #[cfg(feature = "postgres")]
     pub async fn scaling(&self) -> Result<Vec<GroupScaling>, Error> {
         let database = self.log("compute how many slots are wanted")?.database();
-        scaling(Sources {
+        scaling(scaling::Sources {
             topology: self.topology(),
             database,
             publisher: &self.publisher,
             controls: &self.work.controls,
         })
         .await
+    }
+
+    /// How the app is doing, tier by tier: see [`stats`](crate::stats). Answers within two seconds; what a server did not say
+    /// is in [`problems`](Stats::problems).
+    ///
+    /// ```no_run
+    /// # async fn example(app: tierline::Tierline) -> Result<(), tierline::Error> {
+    /// for tier in app.stats().await?.tiers {
+    ///     let waiting = tier.waiting.map_or("unknown".to_owned(), |it| it.to_string());
+    ///     println!("{}: {waiting} wait", tier.tier);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`DatabaseError::NotConfigured`] where the builder was given none, and [`Error::Closed`] after [`close`](Self::close).
+    #[cfg(feature = "postgres")]
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        let database = self.log("read the statistics")?.database();
+        let sources = stats::Sources {
+            topology: self.topology(),
+            database,
+            publisher: &self.publisher,
+            #[cfg(feature = "management")]
+            management: self
+                .management
+                .as_ref()
+                .map(|(management, virtual_host)| (management, virtual_host.as_str())),
+        };
+        Ok(stats(sources).await)
     }
 
     /// The log of dead letters: list, group, redrive, discard.

@@ -12,6 +12,7 @@ mod apply;
 mod claim;
 mod commits;
 mod count;
+mod depth;
 mod doctor;
 mod due;
 pub(crate) mod error;
@@ -43,6 +44,7 @@ pub(crate) use claim::{
     Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
 pub(crate) use count::{TasksLeft, count_rows, count_startable, count_tasks_left};
+pub(crate) use depth::{RankDepth, RowCount, TierDepth, sum, tier_depths};
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;
 pub(crate) use keys::{

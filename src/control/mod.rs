@@ -46,6 +46,8 @@ pub use change::{Change, Changed};
 pub use entry::{ControlEntry, Setting, Target};
 pub(crate) use gating::{Gated, Gating};
 pub(crate) use known::KnownControls;
+#[cfg(feature = "postgres")]
+pub(crate) use limit::saturated_tiers;
 pub(crate) use limit::{Gate, Gates, Limits, Outlook, Permit};
 #[cfg(feature = "postgres")]
 pub use limit_change::LimitChange;
@@ -54,7 +56,9 @@ pub use operator::Control;
 #[cfg(feature = "postgres")]
 pub use overriding::{Overridden, Overriding, WaitingQueue};
 #[cfg(feature = "postgres")]
-pub(crate) use process::longest_silence;
-#[cfg(feature = "postgres")]
 pub use process::{Process, ProcessGroup};
+#[cfg(feature = "postgres")]
+pub(crate) use process::{longest_silence, processes};
 pub(crate) use snapshot::{Override, Snapshot};
+#[cfg(feature = "postgres")]
+pub(crate) use table::in_force;

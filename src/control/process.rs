@@ -97,7 +97,7 @@ impl Process {
 }
 
 /// All processes of an app, the oldest first.
-pub(super) async fn processes(
+pub(crate) async fn processes(
     connection: &mut PgConnection<'_>,
     topology: &Topology,
 ) -> Result<Vec<Process>, sqlx::Error> {

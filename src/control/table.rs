@@ -164,7 +164,7 @@ async fn read_in_force(
 }
 
 /// The changes in force.
-pub(super) async fn in_force(
+pub(crate) async fn in_force(
     connection: &mut PgConnection<'_>,
     app: &str,
 ) -> Result<Vec<ControlEntry>, sqlx::Error> {

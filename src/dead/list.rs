@@ -12,7 +12,8 @@ use super::triage::{Advice, Assessment, Failing};
 use super::{DeadLetters, State, time_filter};
 use crate::Error;
 use crate::error::DeadLetterError;
-use crate::postgres::{STATEMENT_LIMIT, Time};
+use crate::postgres::{PgConnection, STATEMENT_LIMIT, Time};
+use crate::topology::Topology;
 
 /// A page of a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -127,40 +128,11 @@ impl DeadLetters {
     /// # Errors
     /// As every use of the database.
     pub async fn by_tier(&self) -> Result<Vec<TierCount>, Error> {
-        let mut query = self.by_tier_query("");
-        let reading = query.build().fetch_all(self.database.pool());
-        let rows = self.within("count dead letters", reading).await?;
-        let mut counts: BTreeMap<String, BTreeMap<State, u64>> = BTreeMap::new();
-        for row in rows {
-            let state: String = row.get("state");
-            let count: i64 = row.get("count");
-            if let Some(state) = State::parse(&state) {
-                let tier = counts.entry(row.get("tier")).or_default();
-                tier.insert(state, count.max(0).unsigned_abs());
-            }
-        }
-        let mapped: Vec<String> = self
-            .topology
-            .tiers()
-            .iter()
-            .map(|tier| tier.name.clone())
-            .collect();
-        let others = counts.keys().filter(|tier| !mapped.contains(tier)).cloned();
-        let tiers: Vec<String> = mapped.iter().cloned().chain(others).collect();
-        let count = |tier: String| {
-            let of = |state| {
-                let counts = counts.get(&tier);
-                counts.and_then(|counts| counts.get(&state)).copied()
-            };
-            TierCount {
-                dead: of(State::Dead).unwrap_or_default(),
-                redriving: of(State::Redriving).unwrap_or_default(),
-                redriven: of(State::Redriven).unwrap_or_default(),
-                discarded: of(State::Discarded).unwrap_or_default(),
-                tier,
-            }
+        let counting = async {
+            let mut connection = self.database.pool().acquire().await?;
+            count_by_tier(&mut connection, &self.topology).await
         };
-        Ok(tiers.into_iter().map(count).collect())
+        self.within("count dead letters", counting).await
     }
 
     /// The failures that a filter selects, grouped by fingerprint, the largest groups first. Set a time window:
@@ -243,7 +215,7 @@ impl DeadLetters {
         let queries = [
             self.list_query(EXPLAIN, filter, Page::default())?,
             self.groups_query(EXPLAIN, filter, 20)?,
-            self.by_tier_query(EXPLAIN),
+            by_tier_query(EXPLAIN, self.app()),
         ];
         let mut plans = Vec::new();
         for mut query in queries {
@@ -298,17 +270,6 @@ impl DeadLetters {
         Ok(query)
     }
 
-    fn by_tier_query(&self, prefix: &str) -> QueryBuilder<Postgres> {
-        let mut query = QueryBuilder::new(prefix);
-        query.push(
-            "SELECT tier, state, sum(change)::bigint AS count \
-             FROM tierline.dead_letter_counts WHERE app = ",
-        );
-        query.push_bind(self.app().to_owned());
-        query.push(" GROUP BY tier, state");
-        query
-    }
-
     fn is_mapped(&self, task: Option<&str>) -> bool {
         task.is_some_and(|task| self.topology.task(task).is_some())
     }
@@ -329,6 +290,58 @@ impl DeadLetters {
     ) -> Result<T, Error> {
         self.database.within(STATEMENT_LIMIT, tried, work).await
     }
+}
+
+/// How many rows each tier has: the tiers of the map in its order, then others.
+pub(crate) async fn count_by_tier(
+    connection: &mut PgConnection<'_>,
+    topology: &Topology,
+) -> Result<Vec<TierCount>, sqlx::Error> {
+    let rows = by_tier_query("", topology.app())
+        .build()
+        .fetch_all(connection)
+        .await?;
+    let mut counts: BTreeMap<String, BTreeMap<State, u64>> = BTreeMap::new();
+    for row in rows {
+        let state: String = row.get("state");
+        let count: i64 = row.get("count");
+        if let Some(state) = State::parse(&state) {
+            let tier = counts.entry(row.get("tier")).or_default();
+            tier.insert(state, count.max(0).unsigned_abs());
+        }
+    }
+    let mapped: Vec<String> = topology
+        .tiers()
+        .iter()
+        .map(|tier| tier.name.clone())
+        .collect();
+    let others = counts.keys().filter(|tier| !mapped.contains(tier)).cloned();
+    let tiers: Vec<String> = mapped.iter().cloned().chain(others).collect();
+    let count = |tier: String| {
+        let of = |state| {
+            let counts = counts.get(&tier);
+            counts.and_then(|counts| counts.get(&state)).copied()
+        };
+        TierCount {
+            dead: of(State::Dead).unwrap_or_default(),
+            redriving: of(State::Redriving).unwrap_or_default(),
+            redriven: of(State::Redriven).unwrap_or_default(),
+            discarded: of(State::Discarded).unwrap_or_default(),
+            tier,
+        }
+    };
+    Ok(tiers.into_iter().map(count).collect())
+}
+
+fn by_tier_query(prefix: &str, app: &str) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::new(prefix);
+    query.push(
+        "SELECT tier, state, sum(change)::bigint AS count \
+         FROM tierline.dead_letter_counts WHERE app = ",
+    );
+    query.push_bind(app.to_owned());
+    query.push(" GROUP BY tier, state");
+    query
 }
 
 impl FailureGroup {

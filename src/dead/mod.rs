@@ -44,6 +44,7 @@ pub use filter::{Cursor, Filter, Page};
 pub use housekeeping::DEFAULT_RETENTION;
 pub use labels::{Reason, RedriveOutcome, State};
 pub use letter::{Action, DeadLetter, PastAttempt, Summary};
+pub(crate) use list::count_by_tier;
 pub use list::{FailureGroup, Listed, TierCount};
 pub(crate) use log::{insert_entries, write_entry};
 pub use operation::{Operation, OperationKind, OperationState};

@@ -255,6 +255,12 @@ pub enum Event<'a> {
         /// The tier.
         tier: &'a str,
     },
+    /// The broker said that a tier's queue was empty. A worker asks when the queue has been quiet for ten seconds, and when a
+    /// burst of messages has ended.
+    QueueEmpty {
+        /// The tier.
+        tier: &'a str,
+    },
     /// A worker lost its subscription to a tier's queue. It resubscribes as soon as possible.
     Interrupted {
         /// The group.

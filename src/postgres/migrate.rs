@@ -18,7 +18,7 @@ const TRIED: &str = "migrate the schema tierline";
 
 /// All migrations. Each module has its own range of numbers (dead letters from 1, schedules from 101, the backlog from 201, control from 301), so
 /// that they can be added independently. Missing ones are applied in any order of releases.
-const MIGRATIONS: [(i64, &str, &str); 14] = [
+const MIGRATIONS: [(i64, &str, &str); 15] = [
     (
         1,
         "dead letters",
@@ -84,6 +84,11 @@ const MIGRATIONS: [(i64, &str, &str); 14] = [
         304,
         "keys of parked tasks",
         include_str!("../../migrations/0304_keys_of_parked.sql"),
+    ),
+    (
+        305,
+        "reports of tiers",
+        include_str!("../../migrations/0305_tier_reports.sql"),
     ),
 ];
 

@@ -32,10 +32,14 @@ mod rows;
 #[cfg(feature = "postgres")]
 mod within;
 
+#[cfg(feature = "postgres")]
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+#[cfg(feature = "postgres")]
+use futures_util::future::join_all;
 use futures_util::stream::Stream;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
@@ -294,6 +298,21 @@ impl Publisher {
     ) -> Option<QueueState> {
         let Inner { lookups, pools, .. } = &*self.inner;
         lookups.state(pools, tier, queue, deadline).await.ok()
+    }
+
+    /// The states of queues of the app, all asked at once; each is named with a tier, over whose group's connection the broker
+    /// is asked. `None`: the broker did not say before the deadline.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn queue_states<'a>(
+        &self,
+        queues: impl IntoIterator<Item = (&'a str, String)>,
+        deadline: Instant,
+    ) -> HashMap<String, Option<QueueState>> {
+        let asking = queues.into_iter().map(|(tier, queue)| async move {
+            let state = self.queue_state(tier, &queue, deadline).await;
+            (queue, state)
+        });
+        join_all(asking).await.into_iter().collect()
     }
 
     /// The version of the broker, as of the latest connection to it.

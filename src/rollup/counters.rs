@@ -7,10 +7,11 @@
 use std::cell::Cell as ThreadCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::RollupTotals;
+use super::report::{TierReport, Watch};
 use crate::control::KnownControls;
 use crate::counting::{Names, Place, SloCount, SloRules, UNKNOWN};
 use crate::observe::{Event, PublishResult};
@@ -28,6 +29,14 @@ pub(super) struct Counters {
     names: Names,
     slo: SloRules,
     shards: Box<[Shard]>,
+    /// Of each tier of the map.
+    watches: Box<[Watch]>,
+}
+
+/// A task that this process runs, until it is dropped.
+pub(crate) struct RunningTask {
+    counters: Arc<Counters>,
+    tier: usize,
 }
 
 /// The counts of some threads. Aligned, so that no two are in one cache line.
@@ -52,7 +61,28 @@ impl Counters {
             slo: SloRules::new(&names, controls),
             names,
             shards: (0..shards).map(|_| Shard::default()).collect(),
+            watches: topology.tiers().iter().map(|_| Watch::default()).collect(),
         }
+    }
+
+    /// Counts a task of this tier as running. `None`: the map does not have the tier.
+    pub(super) fn run(self: &Arc<Self>, tier: &str) -> Option<RunningTask> {
+        let tier = self.names.tier_index(tier);
+        self.watches.get(tier)?.began();
+        Some(RunningTask {
+            counters: self.clone(),
+            tier,
+        })
+    }
+
+    /// What this process sees of each tier of the map.
+    pub(super) fn reports(&self) -> impl Iterator<Item = (&str, TierReport)> {
+        let names = self.names.tiers().iter().map(|tier| &*tier.name);
+        names.zip(self.watches.iter().map(Watch::report))
+    }
+
+    fn watch(&self, tier: &str) -> Option<&Watch> {
+        self.watches.get(self.names.tier_index(tier))
     }
 
     pub(super) fn names(&self) -> &Names {
@@ -77,11 +107,16 @@ impl Counters {
                 PublishResult::Replaced | PublishResult::Duplicate => it.duplicates += 1,
                 PublishResult::Failed(_) => it.unpublished += 1,
             }),
-            Event::Started { task, waited } => self.count(task.name, task.tier, |it| {
-                it.started += 1;
-                it.wait.add(*waited);
-                it.add_slo(slo);
-            }),
+            Event::Started { task, waited } => {
+                if let Some(watch) = self.watch(task.tier) {
+                    watch.started(*waited);
+                }
+                self.count(task.name, task.tier, |it| {
+                    it.started += 1;
+                    it.wait.add(*waited);
+                    it.add_slo(slo);
+                });
+            }
             Event::Done { task, ran } => self.count(task.name, task.tier, |it| {
                 it.done += 1;
                 it.run.add(*ran);
@@ -113,6 +148,11 @@ impl Counters {
                 it.dead += count;
                 it.add_slo(slo);
             }),
+            Event::QueueEmpty { tier } => {
+                if let Some(watch) = self.watch(tier) {
+                    watch.was_empty();
+                }
+            }
             Event::GivenBack { task, .. } => {
                 self.count(task.name, task.tier, |it| it.given_back += 1);
             }
@@ -169,6 +209,14 @@ impl Counters {
     /// Whether a task or its tier is paused, or was for a while since then.
     pub(super) fn is_paused(&self, cell: Cell, since: SystemTime) -> bool {
         self.slo.is_paused(&self.names, cell, since)
+    }
+}
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        if let Some(watch) = self.counters.watches.get(self.tier) {
+            watch.ended();
+        }
     }
 }
 

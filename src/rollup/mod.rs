@@ -8,18 +8,23 @@
 //!
 //! Read in this order: `histogram` counts durations, `totals` is what is counted, `counters` counts events where they happen,
 //! `pending` is what is not written yet, `recorder` writes it, `table` has the statements, and `read` is how the rows are read.
+//! `report` is what each process sees of its tiers beside that, and `recent` what statistics read of both.
 
 mod counters;
 mod histogram;
 mod pending;
 mod read;
+mod recent;
 mod recorder;
+mod report;
 mod table;
 mod totals;
 
 pub use crate::counting::UNKNOWN;
+pub(crate) use counters::RunningTask;
 pub use histogram::Histogram;
 pub use read::{Rollup, RollupQuery, Rollups};
+pub(crate) use recent::{Minute, Recent, Seen, recent};
 pub(crate) use recorder::{KEEP, Recorder, SHORTEST_KEEP};
 pub(crate) use table::Arrivals;
 pub use totals::RollupTotals;

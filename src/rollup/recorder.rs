@@ -1,5 +1,6 @@
 //! Writes what a process has counted, in batches, on a connection of its own.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -7,8 +8,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::counters::Counters;
+use super::counters::{Counters, RunningTask};
 use super::pending::Pending;
+use super::report::{TierReport, join_old_reports, write_reports};
 use super::table::{add, is_migrated, remove_old, row};
 use crate::Error;
 use crate::backoff::Backoff;
@@ -77,6 +79,8 @@ impl Recorder {
                     app: &app,
                     process,
                     keep,
+                    reported: HashMap::new(),
+                    report_at: Instant::now(),
                     is_migrated: false,
                     failures: Backoff::new(),
                     remove_at: Instant::now(),
@@ -91,6 +95,11 @@ impl Recorder {
     /// Counts an event.
     pub(crate) fn handle(&self, event: &Event<'_>) {
         self.counters.handle(event);
+    }
+
+    /// Counts a task of this tier as running until what is returned is dropped.
+    pub(crate) fn run(&self, tier: &str) -> Option<RunningTask> {
+        self.counters.run(tier)
     }
 
     /// Writes what was counted so far, or tries to, for `limit` at most. What is not written stays for the next time.
@@ -114,6 +123,9 @@ struct Writing<'a> {
     app: &'a str,
     process: Uuid,
     keep: Duration,
+    /// What was last reported of tiers, where it is more than nothing.
+    reported: HashMap<String, TierReport>,
+    report_at: Instant,
     is_migrated: bool,
     failures: Backoff,
     remove_at: Instant,
@@ -167,7 +179,8 @@ impl Writing<'_> {
     }
 
     async fn try_to_write(&mut self) -> Result<(), Error> {
-        if self.pending.next_batch().is_some() && !self.is_migrated {
+        let reports = self.reports();
+        if (self.pending.next_batch().is_some() || !reports.is_empty()) && !self.is_migrated {
             let checking =
                 self.connection
                     .within(LIMIT, "look for the rollups", async |connection| {
@@ -207,14 +220,57 @@ impl Writing<'_> {
             self.pending.forget_batch();
             self.pending.set_clock(Instant::now(), into_minute);
         }
+        self.write_reports(reports).await
+    }
+
+    /// What has changed of the tiers since it was last reported, and what runs: a report without an end is repeated.
+    fn reports(&self) -> Vec<(String, TierReport)> {
+        if Instant::now() < self.report_at {
+            return Vec::new();
+        }
+        let reports = self.counters.reports().filter(|(tier, report)| {
+            let before = self.reported.get(*tier).copied().unwrap_or_default();
+            *report != before || report.running > 0
+        });
+        let reports = reports.map(|(tier, report)| (tier.to_owned(), report));
+        reports.collect()
+    }
+
+    async fn write_reports(&mut self, reports: Vec<(String, TierReport)>) -> Result<(), Error> {
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let (process, app) = (self.process, self.app);
+        let rows: Vec<(&str, TierReport)> = reports
+            .iter()
+            .map(|(tier, report)| (tier.as_str(), *report))
+            .collect();
+        let writing = self
+            .connection
+            .within(LIMIT, "report on tiers", async |connection| {
+                write_reports(connection, process, app, &rows).await
+            });
+        match writing.await {
+            Ok(()) => self.reported.extend(reports),
+            // A database that is still to be migrated for this release.
+            Err(error) if error.kind() == ErrorKind::Mismatch => {
+                tracing::debug!(%error, "trying again in some minutes");
+                self.report_at = Instant::now() + REMOVE_EVERY;
+            }
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
     async fn remove(&mut self) {
         let (app, keep) = (self.app, self.keep);
+        let has_reports = !self.reported.is_empty();
         let removing = self
             .connection
             .within(LIMIT, "remove old rollups", async |connection| {
+                if has_reports {
+                    join_old_reports(connection, app, REMOVE_AT_ONCE).await?;
+                }
                 remove_old(connection, app, keep, REMOVE_AT_ONCE).await
             });
         let pause = match removing.await {

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use super::formula::{DEFAULT_SLO, Demand, processes_of, slots_of};
@@ -100,23 +99,22 @@ impl Sources<'_> {
 
     /// How many messages wait in the queues of tiers.
     async fn queues(&self) -> HashMap<String, Option<u64>> {
-        let deadline = Instant::now() + LIMIT;
         let names = self.topology.names();
         let tiers = self.topology.tiers().iter();
         let tiers = tiers.filter(|tier| tier.home.is_on_broker());
-        let asking = tiers.map(|tier| {
-            let queue = names.queue(tier);
-            async move {
-                let state = self.publisher.queue_state(&tier.name, &queue, deadline);
-                let waiting = match state.await {
-                    Some(QueueState::Available { messages }) => Some(messages.into()),
-                    Some(QueueState::Missing) => Some(0),
-                    Some(QueueState::Unreachable | QueueState::NotAllowed) | None => None,
-                };
-                (tier.name.clone(), waiting)
-            }
-        });
-        join_all(asking).await.into_iter().collect()
+        let queues = tiers
+            .clone()
+            .map(|tier| (tier.name.as_str(), names.queue(tier)));
+        let deadline = Instant::now() + LIMIT;
+        let states = self.publisher.queue_states(queues, deadline).await;
+        let waiting = |queue: String| match states.get(&queue).copied().flatten() {
+            Some(QueueState::Available { messages, .. }) => Some(messages.into()),
+            Some(QueueState::Missing) => Some(0),
+            Some(QueueState::Unreachable | QueueState::NotAllowed) | None => None,
+        };
+        tiers
+            .map(|tier| (tier.name.clone(), waiting(names.queue(tier))))
+            .collect()
     }
 
     fn group(&self, group: &Group, known: &Known) -> GroupScaling {

@@ -45,6 +45,7 @@ mod definition;
 mod due;
 mod leader;
 mod lease;
+mod overview;
 mod run;
 mod scheduler;
 mod schedules;
@@ -56,6 +57,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 
+pub(crate) use overview::overview;
 pub use run::{DUE_AT_HEADER, SCHEDULE_HEADER};
 pub use scheduler::Scheduler;
 pub use schedules::Schedules;

@@ -23,6 +23,8 @@ use super::{Phase, Shared};
 use crate::control::Snapshot;
 use crate::message::Received;
 use crate::observe::{Event, Observers};
+#[cfg(feature = "postgres")]
+use crate::rollup::RunningTask;
 use crate::source::{Delivery, Next, Source, Supply};
 use crate::topology;
 
@@ -81,6 +83,9 @@ struct Running {
     permits: Permits,
     tier: usize,
     received: Arc<Received>,
+    /// Counts it as running.
+    #[cfg(feature = "postgres")]
+    _counted: Option<RunningTask>,
 }
 
 impl Group {
@@ -374,6 +379,8 @@ impl Group {
                 permits: Permits::new(permit, task_permit),
                 tier,
                 received,
+                #[cfg(feature = "postgres")]
+                _counted: self.count_as_running(tier),
             };
             self.running.insert(key, Job::Handler(running));
             self.handlers += 1;
@@ -383,6 +390,12 @@ impl Group {
             permit.give_back();
         }
         false
+    }
+
+    #[cfg(feature = "postgres")]
+    fn count_as_running(&self, tier: usize) -> Option<RunningTask> {
+        let tier = self.group.tiers.get(tier)?;
+        self.shared.settings.recorder.as_ref()?.run(tier)
     }
 
     /// Begins no more, and puts back what has not begun.

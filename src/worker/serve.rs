@@ -101,6 +101,8 @@ impl WorkerParts {
             publisher: self.publisher.clone(),
             #[cfg(feature = "postgres")]
             database: self.database.clone(),
+            #[cfg(feature = "postgres")]
+            recorder: self.recorder.clone(),
             observers: self.observers.clone(),
             worker: worker_name(),
             version: self.version.clone(),

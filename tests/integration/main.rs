@@ -43,6 +43,8 @@ mod python_producer;
 mod relay;
 #[cfg(feature = "postgres")]
 mod schedule;
+#[cfg(feature = "postgres")]
+mod stats;
 mod testing;
 mod topology;
 mod worker;

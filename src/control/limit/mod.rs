@@ -12,6 +12,8 @@ mod local;
 #[cfg(feature = "postgres")]
 mod rounds;
 #[cfg(feature = "postgres")]
+mod saturated;
+#[cfg(feature = "postgres")]
 mod share;
 #[cfg(all(test, feature = "postgres"))]
 mod tests;
@@ -26,6 +28,8 @@ use tokio::sync::watch;
 use gate::Signals;
 pub(crate) use gate::{Gate, Permit};
 pub(crate) use local::Outlook;
+#[cfg(feature = "postgres")]
+pub(crate) use saturated::saturated_tiers;
 
 use super::Snapshot;
 #[cfg(feature = "postgres")]

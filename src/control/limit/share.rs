@@ -15,6 +15,8 @@ use crate::topology::Limit;
 const TURN: f64 = 5.0;
 /// How many seconds pass until a process that reports nothing new says that it lives.
 const BEAT: f64 = 3.0;
+/// What a process said so many seconds ago says nothing of now.
+const SILENT: f64 = 30.0;
 /// A smaller difference of rates is none.
 const SAME: f64 = 1e-6;
 
@@ -134,6 +136,13 @@ impl Pool {
             at: now,
             holders: Vec::new(),
         }
+    }
+
+    /// Whether a process has of late found nothing left of the limit. `now` is that of the database's clock.
+    pub(super) fn is_saturated(&self, now: f64) -> bool {
+        let holders = self.holders.iter();
+        let mut wanting = holders.filter(|it| it.wants.is_wanted && now - it.at < SILENT);
+        wanting.any(|it| it.wants.rate.is_none() || it.wants.running == u32::MAX)
     }
 
     /// One round of a process. `dead` are processes of which nothing was heard for long, with their last beats.

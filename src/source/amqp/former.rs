@@ -233,7 +233,7 @@ fn until_messages(
         loop {
             let deadline = Instant::now() + LIMIT;
             let state = settings.publisher.queue_state(&tier, &queue, deadline);
-            if let Some(QueueState::Available { messages: 1.. }) = state.await {
+            if let Some(QueueState::Available { messages: 1.., .. }) = state.await {
                 return;
             }
             sleep(LOOK_EVERY).await;

@@ -26,6 +26,8 @@ use crate::observe::Observers;
 #[cfg(feature = "postgres")]
 use crate::postgres::Database;
 use crate::publish::Publisher;
+#[cfg(feature = "postgres")]
+use crate::rollup::Recorder;
 use crate::route;
 use crate::secret::Secret;
 use crate::topology::{self, Tier, Topology};
@@ -46,6 +48,9 @@ pub(crate) struct ConsumerSettings {
     /// For dead letters of tiers that have moved to Postgres.
     #[cfg(feature = "postgres")]
     pub(crate) database: Option<Database>,
+    /// Counts what runs.
+    #[cfg(feature = "postgres")]
+    pub(crate) recorder: Option<Recorder>,
     pub(crate) observers: Observers,
     /// Host and process, and the version of the program, for dead letters.
     pub(crate) worker: String,

@@ -94,17 +94,18 @@ impl Outlook {
         self.last_check.max(self.last_movement) + CHECK_EVERY
     }
 
-    /// Takes in the broker's answer.
+    /// Takes in the broker's answer. Whether it says that the queue is empty.
     ///
     /// # Errors
     /// Why the consumer is of no use any more.
-    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>) -> Result<bool, String> {
         let Some((asked_at, question)) = &mut self.question else {
-            return Ok(());
+            return Ok(false);
         };
         let Poll::Ready(state) = question.as_mut().poll(cx) else {
-            return Ok(());
+            return Ok(false);
         };
+        let is_empty = matches!(state, Some(QueueState { ready: 0, .. }));
         let has_moved = self.last_movement > *asked_at;
         self.question = None;
         self.last_check = Instant::now();
@@ -118,7 +119,7 @@ impl Outlook {
             (false, Some(QueueState { ready: 0, .. }) | None) => self.nothing_more(),
             (false, Some(_)) => self.last_movement = Instant::now(),
         }
-        Ok(())
+        Ok(is_empty)
     }
 
     /// Asks the broker whether the queue has more.

@@ -97,7 +97,7 @@ impl Unrouted {
         };
         let (publisher, deadline) = (&self.settings.publisher, Instant::now() + LIMIT);
         let state = publisher.queue_state(tier, &self.queue, deadline).await;
-        matches!(state, Some(QueueState::Available { messages: 1.. }))
+        matches!(state, Some(QueueState::Available { messages: 1.., .. }))
     }
 
     /// Works off what is there now. Whether any message has left the queue. The connection is opened for that alone:
@@ -245,7 +245,10 @@ impl Unrouted {
     /// Whether the queue of a tier is there. A tier in Postgres needs none. `None`: the broker could not be asked.
     async fn queue_of(&self, tier: &Tier) -> Option<QueueState> {
         if !tier.home.is_on_broker() {
-            return Some(QueueState::Available { messages: 0 });
+            return Some(QueueState::Available {
+                messages: 0,
+                consumers: 0,
+            });
         }
         let (publisher, deadline) = (&self.settings.publisher, Instant::now() + LIMIT);
         let queue = self.settings.topology.names().queue(tier);

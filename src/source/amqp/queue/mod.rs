@@ -34,6 +34,7 @@ use super::successor::{Origin, Stored};
 use crate::backoff::Backoff;
 use crate::control::{Gates, Gating, Snapshot};
 use crate::message::{QUARANTINE_FROM, Received, Repaired};
+use crate::observe::Event;
 use crate::source::{Delivery, Handle, Next, Source, Supply};
 use crate::topology::{self, Tier};
 
@@ -191,7 +192,10 @@ impl Queue {
                 // A full window means that there may be more.
                 self.outlook.expects_more = true;
             }
-            self.outlook.poll_answer(cx)?;
+            if self.outlook.poll_answer(cx)? && !self.is_former {
+                let tier = &self.name;
+                self.settings.observers.emit(&Event::QueueEmpty { tier });
+            }
         }
         Ok(())
     }

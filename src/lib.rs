@@ -73,9 +73,6 @@ pub mod publish;
 #[cfg(feature = "postgres")]
 pub mod scaling;
 
-#[cfg(feature = "prometheus")]
-pub mod metrics;
-
 #[cfg(feature = "postgres")]
 pub mod dead;
 
@@ -93,6 +90,9 @@ pub mod schedule;
 
 #[cfg(feature = "postgres")]
 pub mod stats;
+
+#[cfg(feature = "prometheus")]
+pub mod metrics;
 
 mod app;
 

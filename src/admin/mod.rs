@@ -30,6 +30,8 @@ pub use token::Token;
 
 use crate::control::Control;
 use crate::dead::DeadLetters;
+#[cfg(feature = "prometheus")]
+use crate::metrics::Metrics;
 use crate::{Error, Tierline};
 use problem::Problem;
 
@@ -46,6 +48,8 @@ struct AdminState {
     app: Tierline,
     letters: DeadLetters,
     control: Control,
+    #[cfg(feature = "prometheus")]
+    metrics: Option<Metrics>,
     bulks: Arc<Semaphore>,
 }
 
@@ -68,6 +72,8 @@ pub fn router(app: &Tierline, token: Token) -> Result<Router, Error> {
         app: app.clone(),
         letters: app.dead_letters()?,
         control: app.control()?,
+        #[cfg(feature = "prometheus")]
+        metrics: app.metrics_with_stats().ok(),
         bulks: Arc::new(Semaphore::new(MAX_BULK_REDRIVES)),
     };
     let mut router = Router::new();

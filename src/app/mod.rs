@@ -12,6 +12,8 @@ use std::sync::Arc;
 #[cfg(feature = "postgres")]
 use std::time::Duration;
 
+#[cfg(all(feature = "prometheus", feature = "postgres"))]
+use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
 use serde_json::Value;
 
@@ -304,6 +306,23 @@ impl Tierline {
     #[cfg(feature = "prometheus")]
     pub fn metrics(&self) -> Result<Metrics, Error> {
         self.metrics.clone().ok_or(Error::NoMetrics)
+    }
+
+    /// The same with the state of the whole app, from its [statistics](Self::stats): what waits, consumers, dead letters,
+    /// pauses. Each scrape may ask both servers, within two seconds and at most every five. Keep it, and let few processes show it:
+    /// one is enough.
+    ///
+    /// # Errors
+    /// As [`metrics`](Self::metrics), and [`DatabaseError::NotConfigured`] where the builder was given no database.
+    #[cfg(all(feature = "prometheus", feature = "postgres"))]
+    pub fn metrics_with_stats(&self) -> Result<Metrics, Error> {
+        self.log("read the statistics")?;
+        let app = self.clone();
+        let ask = move || -> BoxFuture<'static, Result<Stats, Error>> {
+            let app = app.clone();
+            Box::pin(async move { app.stats().await })
+        };
+        Ok(self.metrics()?.with_state(ask))
     }
 
     /// How many slots each worker group wants to meet the SLO of its tiers, with the present backlog and run times: see

@@ -36,6 +36,7 @@ pub(crate) struct KnownTier {
     /// The group that serves it.
     pub(crate) group: Box<str>,
     pub(crate) slo: Option<Duration>,
+    pub(crate) objective: Option<f64>,
 }
 
 /// The names are those of the map, so nobody can choose ones that collide, and a quick hash will do: each event looks one up.
@@ -76,6 +77,7 @@ impl Names {
                 name: tier.name.as_str().into(),
                 group: group_of(&tier.name),
                 slo: tier.slo,
+                objective: tier.objective(),
             })
             .collect();
         let tiers = known_tiers.iter().map(|tier| tier.name.clone());

@@ -131,6 +131,14 @@ impl Counters {
             "The SLO of a tier in the map: the time within which its tasks are to start",
             seconds,
         )?;
+        let objectives = self.names.tiers().iter();
+        let objectives = objectives.filter_map(|it| Some(([("tier", &*it.name)], it.objective?)));
+        gauges(
+            encoder,
+            "tierline_slo_objective",
+            "The share of tasks that are to start within the SLO, in the map",
+            objectives,
+        )?;
         type Of = fn(&TierCounts) -> &AtomicU64;
         let by_tier: [(&str, &str, Of); 4] = [
             (

@@ -15,7 +15,7 @@
 //! | `tierline_run_seconds{tier,task,outcome}` | histogram of how long handlers ran |
 //! | `tierline_tasks_total{tier,task,outcome}` | `done`, `retried`, `snoozed`, `discarded`, `expired`, `dead`, `given_back` |
 //! | `tierline_slo_tasks_total{tier,met}` | starts of tiers with `slo`, and tasks that waited until they expired, which have not met it; the time of a pause does not count |
-//! | `tierline_slo_seconds{tier}` | the `slo` of the map |
+//! | `tierline_slo_seconds{tier}`, `tierline_slo_objective{tier}` | the `slo` of the map |
 //! | `tierline_dead_total{tier,task,reason}` | dead letters; `reason` is `broker` where the broker made it by itself |
 //! | `tierline_redriven_total{tier,result}` | dead letters that were published again, or could not be |
 //! | `tierline_suspected_total{tier}`, `tierline_leases_lost_total{tier}` | tasks whose worker died, or lost their lease |
@@ -30,6 +30,20 @@
 //! | `tierline_restarts_total{service}` | parts of the app that panicked, and were started again |
 //! | `tierline_build_info{version}` | 1 |
 //!
+//! With [`Tierline::metrics_with_stats`](crate::Tierline::metrics_with_stats), and at `/metrics` of the admin API, the state of the
+//! whole app follows, from its [statistics](crate::stats). It is the same from every process, so take `max by (tier)` of it.
+//!
+//! | metric | what it shows |
+//! |---|---|
+//! | `tierline_waiting{tier}`, `tierline_oldest_wait_seconds{tier}` | what waits and is due, and for how long the oldest has |
+//! | `tierline_consumers{tier}`, `tierline_processes{group}` | consumers of the queue, and live processes |
+//! | `tierline_scheduled{tier}`, `tierline_parked{tier}` | rows that are due later, or held back |
+//! | `tierline_dead_letters{tier,state}` | `dead`, `redriving`, `redriven`, `discarded` in the log; `uncollected` in the queue |
+//! | `tierline_paused{tier}`, `tierline_limit_saturated{tier}` | 1 while a pause or a limit keeps tasks from starting |
+//! | `tierline_relay_waiting{tier}` | rows of a tier on the broker that nobody takes |
+//! | `tierline_schedule_leader` | whether a process publishes due runs |
+//! | `tierline_stats_problems` | how many questions got no answer; what they ask for is missing then |
+//!
 //! Read in this order: `histogram` counts durations, `running` knows which handlers run, `counters` counts events, `labels` has
 //! the fixed words, `collector` reads the counters at a scrape, and `encode` writes them.
 
@@ -39,6 +53,8 @@ mod encode;
 mod histogram;
 mod labels;
 mod running;
+#[cfg(feature = "postgres")]
+mod state;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,9 +64,13 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
+#[cfg(feature = "postgres")]
+use crate::Error;
 use crate::control::KnownControls;
 pub use crate::counting::UNKNOWN;
 use crate::observe::Event;
+#[cfg(feature = "postgres")]
+use crate::stats::Stats;
 use crate::topology::Topology;
 use counters::{Counters, ProcessCounts};
 
@@ -89,6 +109,16 @@ impl Metrics {
         Self {
             sources: vec![Arc::new(source)],
         }
+    }
+
+    /// These, and the state of the whole app.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_state(
+        mut self,
+        ask: impl Fn() -> BoxFuture<'static, Result<Stats, Error>> + Send + Sync + 'static,
+    ) -> Self {
+        self.sources.push(state::source(ask));
+        self
     }
 
     /// All metrics as they are now, as OpenMetrics text.

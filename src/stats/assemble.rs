@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Count;
+use super::budget::budget_left;
 use super::known::Known;
-use super::objective::{budget_left, objective_of};
 use super::oldest::estimate;
 use super::report::{
     DeadLetterStats, GroupStats, LimitStats, OldestWait, PauseStats, PriorityDepth, SloStats,
@@ -260,7 +260,7 @@ impl Assembly<'_> {
     }
 
     fn slo(&self, tier: &Tier) -> Option<SloStats> {
-        let (start, objective) = (tier.slo?, objective_of(tier)?);
+        let (start, objective) = (tier.slo?, tier.objective()?);
         let minutes = self.minutes(&tier.name).iter();
         let (met, counted) = minutes.fold((0, 0), |(met, counted), minute| {
             (met + minute.slo_met, counted + minute.slo_counted)

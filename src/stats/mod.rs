@@ -29,10 +29,10 @@
 //! what they said, and `tier` computes a tier from it.
 
 mod assemble;
+mod budget;
 mod count;
 mod json;
 mod known;
-mod objective;
 mod oldest;
 mod read;
 mod report;

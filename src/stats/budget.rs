@@ -1,14 +1,4 @@
-//! The share of tasks that should start within the SLO of their tier.
-
-use crate::topology::Tier;
-
-/// The objective of a tier whose map names none.
-const DEFAULT: f64 = 0.99;
-
-/// The objective of a tier. `None`: it has no SLO.
-pub(super) fn objective_of(tier: &Tier) -> Option<f64> {
-    tier.slo.map(|_| DEFAULT)
-}
+//! Error budgets.
 
 /// Which part of the error budget is left: 1 where every start met the SLO, 0 where as many were late as the objective
 /// allows, and negative beyond. `None`: nothing counts.

@@ -9,6 +9,7 @@
 #![doc = "[effectively once]: guide::effectively_once"]
 #![doc = "[long tasks across deploys]: guide::long_tasks_across_deploys"]
 #![doc = "[middleware]: guide::middleware"]
+#![doc = "[watching tiers]: guide::watching_tiers"]
 #![doc = "[handlers that hang]: guide::handlers_that_hang"]
 #![doc = "[deploying a new task]: guide::deploying_a_new_task"]
 #![doc = "[changing a topology]: guide::changing_a_topology"]

@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn rates_and_shares_have_the_digits_that_matter() {
         let rates = [0.0, 0.03, 0.5, 12.3, 1_234.5].map(|it| rate(Some(it)));
-        assert_eq!(rates, ["0.0", "0.03", "0.5", "12", "1,234"]);
+        assert_eq!(rates, ["0.0", "0.03", "0.5", "12", "1,235"]);
         assert_eq!(rate(None), "-");
         let shares = [1.0, 0.999_99, 0.87, 0.0, -0.5, -30.0].map(|it| share(Some(it)));
         assert_eq!(shares, ["100%", "99.99%", "87%", "0%", "-50%", "<-999%"]);

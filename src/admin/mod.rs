@@ -1,5 +1,5 @@
-//! The admin HTTP API (feature `admin`): dead letters, tasks in Postgres and what operators change at run time as JSON,
-//! behind a token.
+//! The admin HTTP API (feature `admin`): dead letters, tasks in Postgres, what operators change at run time and statistics as
+//! JSON, behind a token.
 //!
 //! [`router`] returns an axum router to nest in any app; `tierline serve` serves it alone. `openapi.json`
 //! describes the API, from the same list of routes as the router.

@@ -10,6 +10,7 @@
 //! | [aging and escalation](aging_and_escalation) | A task has waited for too long. What now? |
 //! | [at run time](at_run_time) | It is 2 a.m. What can I change without a deploy? |
 //! | [metrics] | What happens, by tier and task, and do my tiers meet their SLO? |
+//! | [watching tiers](watching_tiers) | What waits, for how long, and is the SLO met? |
 //! | [prefetch and concurrency](prefetch_and_concurrency) | How many run at once, and how many are prefetched? |
 //! | [idempotent handlers](idempotent_handlers) | What if a task runs twice? |
 //! | [effectively once](effectively_once) | How do I write to Postgres once, however often a task runs? |
@@ -57,6 +58,10 @@ pub mod at_run_time {}
 #[cfg(all(feature = "admin", feature = "prometheus"))]
 #[doc = include_str!("metrics.md")]
 pub mod metrics {}
+
+#[cfg(feature = "postgres")]
+#[doc = include_str!("watching_tiers.md")]
+pub mod watching_tiers {}
 
 #[doc = include_str!("prefetch_and_concurrency.md")]
 pub mod prefetch_and_concurrency {}

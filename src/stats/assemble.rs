@@ -80,6 +80,7 @@ impl Assembly<'_> {
             quarantined,
             oldest: self.oldest(name, messages, oldest_row),
             in_flight: self.in_flight(tier, depth.as_ref()),
+            running: self.running(name),
             consumers: match is_on_broker {
                 true => self.consumers(tier),
                 false => processes,
@@ -109,14 +110,12 @@ impl Assembly<'_> {
                 .map(|it| u32::from(it.slots));
             slots.collect::<Vec<_>>()
         });
-        let in_flight = tiers.iter().filter(|tier| tier.group == group.name);
+        let mut running = tiers.iter().filter(|tier| tier.group == group.name);
         GroupStats {
             group: group.name.clone(),
             processes: live.as_ref().map(|slots| number(slots.len())),
             slots: live.map(|slots| slots.iter().sum()),
-            in_flight: in_flight
-                .map(|tier| tier.in_flight)
-                .try_fold(Count::default(), |all, some| Some(all.plus(some?))),
+            running: running.try_fold(0, |all, tier| Some(all + tier.running?)),
         }
     }
 
@@ -232,13 +231,18 @@ impl Assembly<'_> {
             Some(managed) => {
                 Some(Count::exactly(managed.in_flight).plus(claimed.unwrap_or_default()))
             }
-            // Workers report what they run, from whichever home it came.
-            None => {
-                let recent = self.known.recent.as_ref()?;
-                let seen = recent.seen.get(&tier.name);
-                Some(Count::exactly(seen.map_or(0, |seen| seen.running)))
-            }
+            // What is prefetched is not known.
+            None => self.running(&tier.name).map(|running| Count {
+                count: running,
+                or_more: true,
+            }),
         }
+    }
+
+    /// What workers report, from whichever home it came.
+    fn running(&self, tier: &str) -> Option<u64> {
+        let seen = self.known.recent.as_ref()?.seen.get(tier);
+        Some(seen.map_or(0, |seen| seen.running))
     }
 
     fn rate(&self, tier: &str, of: impl Fn(&Minute) -> u64) -> Option<f64> {

@@ -82,9 +82,11 @@ pub struct TierStats {
     pub quarantined: Option<Count>,
     /// For how long the oldest of those that wait has waited. `None`: nothing waits, or it is not known.
     pub oldest: Option<OldestWait>,
-    /// How many tasks run, or are about to. Rows: those that processes have claimed. Messages: those that are not acknowledged,
-    /// by the management API; without it, those that run by the reports of workers, which are up to ten seconds old.
+    /// How many tasks workers hold: those that run, and those that are next. Rows: those that processes have claimed. Messages:
+    /// those that are not acknowledged, by the management API; without it, at least those that run.
     pub in_flight: Option<Count>,
+    /// How many handlers run, by the reports of workers that have the database. These are up to ten seconds old.
+    pub running: Option<u64>,
     /// How many consumers its queue has; of a tier in Postgres, how many live processes serve it.
     pub consumers: Option<u32>,
     /// How many live processes serve it, of those that have the database.
@@ -231,8 +233,8 @@ pub struct GroupStats {
     pub processes: Option<u32>,
     /// How many slots they have together.
     pub slots: Option<u32>,
-    /// How many tasks of its tiers run or are about to; `None` if that of one tier is not known.
-    pub in_flight: Option<Count>,
+    /// How many handlers run in them.
+    pub running: Option<u64>,
 }
 
 /// The schedules of an app.

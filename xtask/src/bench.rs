@@ -12,7 +12,7 @@ use crate::cargo::{cargo, step};
 use crate::root;
 
 /// What runs where no benchmark is named.
-const ALL: [&str; 8] = [
+const ALL: [&str; 9] = [
     "publish",
     "publish-faults",
     "work",
@@ -21,7 +21,11 @@ const ALL: [&str; 8] = [
     "control",
     "dead",
     "schedule",
+    STATS,
 ];
+
+/// It runs the `tierline` command.
+const STATS: &str = "stats";
 
 /// Other frameworks on the same load, which need programs of their own: only when asked for.
 const PEERS: &str = "peers";
@@ -31,7 +35,7 @@ const PACKAGE: &str = "--package=tierline-benchmarks";
 #[derive(Args)]
 pub(crate) struct Options {
     /// The benchmark, a program in benchmarks/src/bin: publish, publish-faults, work, suspect, backlog, control,
-    /// dead, schedule, peers, soak, frames. Unless named, all but the last three run one after another, and
+    /// dead, schedule, stats, peers, soak, frames. Unless named, all but the last three run one after another, and
     /// target/benchmarks/all.json holds what they found.
     name: Option<String>,
     /// The parts of it to run; all unless named.
@@ -99,7 +103,12 @@ async fn build(names: &[&str]) -> Result<()> {
     for name in names {
         build.args(["--bin", *name]);
     }
-    step("build", build).await
+    step("build", build).await?;
+    if names.contains(&STATS) {
+        let command = cargo(&["build", "--release", "--package=tierline-cli"])?;
+        step("build the command", command).await?;
+    }
+    Ok(())
 }
 
 fn program(name: &str, options: &Options, servers: &Servers) -> Result<Command> {

@@ -33,7 +33,7 @@ const fn column(
 
 /// After the tier's name, and before the sparkline of what has come in.
 const COLUMNS: [Column; 12] = [
-    column("WAITING", 9, 0, waiting),
+    column("WAITING", 8, 0, waiting),
     column("OLDEST", 8, 0, |tier, colours| {
         let is_late = tier
             .oldest
@@ -44,14 +44,14 @@ const COLUMNS: [Column; 12] = [
             if is_late { colours.bad() } else { Style::new() },
         )
     }),
-    column("RUN", 5, 0, |tier, _| (count(tier.in_flight), Style::new())),
+    column("RUN", 4, 0, |tier, _| (number(tier.running), Style::new())),
     column("CONS", 4, 100, consumers),
-    column("IN/s", 6, 0, |tier, _| (rate(tier.rate_in), Style::new())),
-    column("OUT/s", 6, 0, |tier, _| (rate(tier.rate_out), Style::new())),
-    column("P50", 7, 110, |tier, _| {
+    column("IN/s", 5, 0, |tier, _| (rate(tier.rate_in), Style::new())),
+    column("OUT/s", 5, 0, |tier, _| (rate(tier.rate_out), Style::new())),
+    column("P50", 6, 110, |tier, _| {
         (some_duration(tier.wait_p50), Style::new())
     }),
-    column("P99", 7, 0, |tier, colours| {
+    column("P99", 6, 0, |tier, colours| {
         (
             some_duration(tier.wait_p99),
             colours.verdict(keeps_slo(tier)),
@@ -72,7 +72,7 @@ const COLUMNS: [Column; 12] = [
         let style = if grows { colours.bad() } else { Style::new() };
         (number(dead.map(|dead| dead.dead)), style)
     }),
-    column("+1h", 6, 0, growth),
+    column("+1h", 5, 0, growth),
 ];
 
 /// The columns for a terminal of this width.

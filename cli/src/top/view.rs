@@ -16,7 +16,7 @@ use super::colours::Colours;
 use super::columns::columns;
 use super::history::sparkline;
 use super::state::{State, View};
-use crate::figures::{notes, thousands};
+use crate::figures::{notes, number, thousands};
 use crate::table::plain;
 
 /// The shortest sparkline that says anything.
@@ -205,7 +205,7 @@ fn below(state: &State, stats: &Stats, colours: Colours) -> Text<'static> {
     }
     let groups = stats.groups.iter().filter_map(|group| {
         let (processes, slots) = (group.processes?, group.slots?);
-        let busy = group.in_flight.map_or("-".to_owned(), |it| it.to_string());
+        let busy = number(group.running);
         Some(format!(
             "{} {processes} proc, {busy}/{slots} slots",
             group.group

@@ -9,5 +9,6 @@ mod exit_codes;
 mod postgres_tiers;
 mod schedule;
 mod serve;
+mod stats;
 mod tasks;
 mod without_broker;

@@ -39,7 +39,7 @@ pub(super) fn schemas() -> Value {
             "waiting": maybe_count(), "messages": maybe("integer"), "rows": maybe_count(),
             "by_priority": { "type": ["array", "null"], "items": reference("PriorityDepth") },
             "quarantined": maybe_count(), "oldest": or_null(reference("OldestWait")), "in_flight": maybe_count(),
-            "consumers": maybe("integer"), "processes": maybe("integer"),
+            "running": maybe("integer"), "consumers": maybe("integer"), "processes": maybe("integer"),
             "in_per_second": maybe("number"), "out_per_second": maybe("number"),
             "wait_p50_seconds": maybe("number"), "wait_p99_seconds": maybe("number"),
             "slo": or_null(reference("SloStats")), "dead": or_null(reference("DeadLetterStats")),
@@ -47,7 +47,7 @@ pub(super) fn schemas() -> Value {
             "parked": maybe_count(), "paused": or_null(reference("PauseStats")), "limit": or_null(reference("LimitStats")),
         }), &[
             "tier", "group", "home", "waiting", "messages", "rows", "by_priority", "quarantined", "oldest", "in_flight",
-            "consumers", "processes", "in_per_second", "out_per_second", "wait_p50_seconds", "wait_p99_seconds", "slo",
+            "running", "consumers", "processes", "in_per_second", "out_per_second", "wait_p50_seconds", "wait_p99_seconds", "slo",
             "dead", "relay_waiting", "scheduled", "delayed_messages", "parked", "paused", "limit",
         ], false),
         "PriorityDepth": object(json!({ "priority": count(), "rows": reference("Count") }), &["priority", "rows"], false),
@@ -70,8 +70,8 @@ pub(super) fn schemas() -> Value {
             "limit": string(), "is_saturated": maybe("boolean"),
         }), &["limit", "is_saturated"], false),
         "GroupStats": object(json!({
-            "group": string(), "processes": maybe("integer"), "slots": maybe("integer"), "in_flight": maybe_count(),
-        }), &["group", "processes", "slots", "in_flight"], false),
+            "group": string(), "processes": maybe("integer"), "slots": maybe("integer"), "running": maybe("integer"),
+        }), &["group", "processes", "slots", "running"], false),
         "ScheduleStats": object(json!({
             "count": count(), "paused": count(), "has_leader": flag(), "next_due": maybe("string"),
         }), &["count", "paused", "has_leader", "next_due"], false),

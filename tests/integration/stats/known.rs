@@ -111,14 +111,14 @@ async fn what_runs_is_in_flight_in_both_homes_and_its_consumers_and_processes_ar
     let shop = Shop::open().await;
     shop.publish(4, || Ship::Wait).await;
     let working = shop.work();
-    let urgent = shop
-        .tier_when("urgent", |it| shown(it.in_flight) == "2")
-        .await;
+    let urgent = shop.tier_when("urgent", |it| it.running == Some(2)).await;
     assert_eq!((urgent.consumers, urgent.processes), (Some(1), Some(1)));
+    // How many are prefetched, the broker says in its management API only.
+    assert_eq!(shown(urgent.in_flight), "≥ 2");
     let stats = shop.stats().await;
     let fast = stats.groups.iter().find(|it| it.group == "fast").unwrap();
     assert_eq!((fast.processes, fast.slots), (Some(1), Some(2)));
-    assert_eq!(shown(fast.in_flight), "2");
+    assert_eq!(fast.running, Some(2));
     assert_eq!(
         (tier(&stats, "mail").consumers, stats.relays),
         (Some(1), Some(0))

@@ -113,7 +113,11 @@ fn figures(tier: &TierStats, colours: Colours) -> Vec<Line<'static>> {
         ),
         (
             "running",
-            count(tier.in_flight),
+            format!(
+                "{}, {} in flight",
+                number(tier.running),
+                count(tier.in_flight)
+            ),
             none,
             "consumers",
             format!("{consumers} of {processes} processes"),

@@ -9,6 +9,7 @@ mod parked;
 mod pauses;
 mod processes;
 mod rollups;
+mod scaling;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -125,8 +125,8 @@ impl Change {
                 notes.extend(self.note_of_rows(before.as_ref()).await);
                 notes
             }
-            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
-            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
+            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(before.as_ref(), Some(limit)),
+            Kind::End("limit") if before.is_some() => self.notes_of_limit(before.as_ref(), None),
             Kind::End("pause") => self.notes_of_resume(&now),
             _ => Vec::new(),
         };
@@ -290,7 +290,7 @@ impl Change {
     }
 
     /// What becomes of the limit of the map.
-    fn notes_of_limit(&self, set: Option<&Limit>) -> Vec<String> {
+    fn notes_of_limit(&self, before: Option<&ControlEntry>, set: Option<&Limit>) -> Vec<String> {
         let topology = &self.control.topology;
         let of_map = match &self.target {
             Target::Tier(tier) => topology.tier(tier).and_then(|it| it.limit.as_ref()),
@@ -304,14 +304,26 @@ impl Change {
             Some(_) => format!("it replaces the limit of the map, {of_map}, for its time"),
             None => format!("the limit of the map is in force again: {of_map}"),
         }];
-        if let (
-            Some(Limit {
-                running: Some(_), ..
-            }),
-            Some(per),
-        ) = (set, &of_map.per)
-        {
+        let Some(per) = &of_map.per else {
+            return notes;
+        };
+        let has_running = |limit: &Limit| limit.running.is_some();
+        let before = match before.map(|it| &it.setting) {
+            Some(Setting::Limit(before)) => before,
+            _ => of_map,
+        };
+        if set.is_some_and(has_running) {
             notes.push(format!("running is for each {per}, as in the map"));
+        }
+        match (has_running(before), has_running(set.unwrap_or(of_map))) {
+            (true, false) => notes.push(format!(
+                "tasks of one {per} run beside each other now; when running is in force again, one more may start beside \
+                 each that still runs"
+            )),
+            (false, true) => notes.push(format!(
+                "what runs now is not counted: one more task of the same {per} may start beside each"
+            )),
+            _ => {}
         }
         notes
     }

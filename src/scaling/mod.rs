@@ -50,7 +50,7 @@ pub struct GroupScaling {
     pub slots_wanted: u32,
     /// How many slots its live processes have.
     pub slots: u32,
-    /// How many processes have so many slots as are wanted, at the `concurrency` of the map.
+    /// How many processes provide the wanted slots, at the `concurrency` of the map.
     pub processes_wanted: u32,
     /// How many live processes serve it. A program that runs two workers counts twice.
     pub processes: u32,

@@ -17,14 +17,14 @@ use crate::message::DeadReason;
 use crate::observe::{Event, PublishResult};
 use crate::topology::Topology;
 
-/// The name under which tasks and tiers are counted that the map does not have.
+/// The name under which tiers and tasks are counted that are not in the map.
 pub const UNKNOWN: &str = "(unknown)";
 
 /// More shards than a process has busy threads are of no use.
 const MOST_SHARDS: usize = 32;
 
-/// What is counted apart: a task, by its index in the map, and the tier that it was in. One index stands for all that the
-/// map does not have.
+/// What is counted apart: a task, by its index in the map, and the tier that it was in. One index stands for
+/// all tasks, or tiers, that are not in the map.
 pub(super) type Cell = (usize, usize);
 
 /// The counts of a process since they were taken last.
@@ -42,7 +42,7 @@ pub(super) struct Names {
     has_slo: bool,
     /// By their index.
     task_names: Vec<Box<str>>,
-    /// The index of what the map does not have.
+    /// The index of tasks that are not in the map.
     unknown: usize,
     known_tiers: Vec<KnownTier>,
 }
@@ -205,6 +205,17 @@ impl Counters {
         }
     }
 
+    /// The tasks that are paused, or were for a while since then, in the tiers that the map gives them.
+    pub(super) fn paused(&self, since: SystemTime) -> Vec<Cell> {
+        // Nearly always nothing is paused.
+        if !self.controls.now().has_pauses(since) {
+            return Vec::new();
+        }
+        let tasks = 0..self.names.task_names.len();
+        let cells = tasks.map(|task| (task, self.names.tier_of(task)));
+        cells.filter(|cell| self.is_paused(*cell, since)).collect()
+    }
+
     fn count(&self, name: &str, tier: &str, add: impl FnOnce(&mut RollupTotals)) {
         let Some(Shard(shard)) = self.shards.get(shard_of_thread() % self.shards.len()) else {
             return;
@@ -288,8 +299,7 @@ impl RollupTotals {
 impl Names {
     fn new(topology: &Topology) -> Self {
         let group_of = |tier: &str| {
-            let mut groups = topology.groups().iter();
-            let group = groups.find(|group| group.tiers.iter().any(|it| it == tier));
+            let group = topology.group_of(tier);
             group.map_or("", |group| &group.name).into()
         };
         let known_tiers: Vec<KnownTier> = topology

@@ -26,9 +26,9 @@ CREATE TABLE tierline.limits (
     app text NOT NULL,
     kind text NOT NULL CHECK (kind IN ('tier', 'task')),
     name text NOT NULL,
-    -- Rises with each change: nobody writes over what he has not read.
+    -- Rises with each change. Optimistic lock: an update names the version that it read.
     version bigint NOT NULL DEFAULT 1,
-    -- Who holds what, and what nobody holds, as JSON.
+    -- The shares of the processes and the unassigned rest, as JSON.
     state text NOT NULL,
     PRIMARY KEY (app, kind, name)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,

@@ -52,17 +52,35 @@ pub(crate) async fn count_rows(
     })
 }
 
-/// Counts the rows of tiers that slots could run, each up to `most`, so that a deep backlog costs no more than that. Those
-/// are the ready ones; of a tier in `fair` also those that wait for the turn of their key; and one for each key that has
-/// a limit, whatever number of its tasks waits.
+/// Which tasks may not start as they come.
+#[derive(Debug)]
+pub(crate) struct HeldBack<'a> {
+    /// None of these starts.
+    pub(crate) paused: Vec<&'a str>,
+    /// These have a limit.
+    pub(crate) limited: Vec<&'a str>,
+}
+
+/// How many rows of a tier slots could run.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Startable {
+    pub(crate) count: u64,
+    /// Whether more may wait behind the rows that were looked at.
+    pub(crate) may_be_more: bool,
+}
+
+/// Counts the rows of tiers that slots could run. Those are the ready ones and those that are parked, but for paused tasks; of
+/// a task with a limit, one for each lane, whatever number of its tasks waits there. It looks at `most` rows of either kind,
+/// so that a deep backlog costs no more than that. If no other task is among them, one counts: it may wait behind them, and
+/// without a worker nobody parks the paused ones.
 pub(crate) async fn count_startable(
     database: &Database,
     app: &str,
     tiers: &[&str],
-    fair: &[&str],
+    held_back: &HeldBack<'_>,
     most: u64,
     limit: Duration,
-) -> Result<HashMap<String, u64>, Error> {
+) -> Result<HashMap<String, Startable>, Error> {
     // For index scans, whatever the statistics say.
     let mut connection = super::connection(database);
     let counting = connection.within(limit, "count tasks that could start", async |connection| {
@@ -73,25 +91,51 @@ pub(crate) async fn count_startable(
         if !is_migrated {
             return Ok(Vec::new());
         }
-        sqlx::query_as::<_, (String, i64)>(
-            "SELECT tier, (SELECT count(*) FROM ( \
-                (SELECT FROM tierline.ready WHERE backlog = backlogs.id ORDER BY rank, due_at, id LIMIT $3) \
-                UNION ALL (SELECT FROM tierline.parked WHERE backlog = backlogs.id AND tier = ANY($4) \
-                    ORDER BY rank, due_at, id LIMIT $3) \
-                UNION ALL (SELECT FROM tierline.lanes WHERE backlog = backlogs.id AND tier <> ALL($4) \
-                    AND rank IS NOT NULL AND key <> '' ORDER BY task, rank, turn, id LIMIT $3) LIMIT $3) AS first) \
-             FROM tierline.backlogs WHERE app = $1 AND tier = ANY($2)",
+        sqlx::query_as::<_, (String, i64, bool)>(
+            "WITH RECURSIVE known AS ( \
+                SELECT backlogs.id AS backlog, first.task FROM tierline.backlogs CROSS JOIN LATERAL ( \
+                    SELECT task FROM tierline.lanes WHERE backlog = backlogs.id AND rank IS NOT NULL \
+                    ORDER BY task, rank, turn, id LIMIT 1 \
+                ) AS first WHERE app = $1 AND tier = ANY($2) \
+                UNION ALL \
+                SELECT known.backlog, next.task FROM known CROSS JOIN LATERAL ( \
+                    SELECT task FROM tierline.lanes WHERE backlog = known.backlog AND task > known.task \
+                        AND rank IS NOT NULL ORDER BY task, rank, turn, id LIMIT 1 \
+                ) AS next \
+             ) \
+             SELECT tier, ready.count + parked.count, ready.looked_at >= $3 OR parked.looked_at >= $3 \
+             FROM tierline.backlogs CROSS JOIN LATERAL ( \
+                SELECT count(*) AS looked_at, count(*) FILTER (WHERE task <> ALL($4)) AS count FROM ( \
+                    SELECT task FROM tierline.ready WHERE backlog = backlogs.id ORDER BY rank, due_at, id LIMIT $3 \
+                ) AS first \
+             ) AS ready CROSS JOIN LATERAL ( \
+                SELECT count(*) AS looked_at, count(*) FILTER (WHERE task <> ALL($4)) AS count FROM ( \
+                    SELECT row.task FROM known CROSS JOIN LATERAL ( \
+                        SELECT id FROM tierline.lanes \
+                        WHERE backlog = known.backlog AND task = known.task AND rank IS NOT NULL \
+                        ORDER BY rank, turn, id LIMIT $3 \
+                    ) AS lane CROSS JOIN LATERAL ( \
+                        SELECT task FROM tierline.parked WHERE parked.lane = lane.id AND rank <= 0 ORDER BY rank, due_at, id \
+                        LIMIT CASE WHEN known.task = ANY($5) THEN 1 ELSE $3 END \
+                    ) AS row WHERE known.backlog = backlogs.id AND known.task <> ALL($4) LIMIT $3 \
+                ) AS first \
+             ) AS parked WHERE app = $1 AND tier = ANY($2)",
         )
         .bind(app)
         .bind(tiers)
         .bind(i64::try_from(most).unwrap_or(i64::MAX))
-        .bind(fair)
+        .bind(&held_back.paused)
+        .bind(&held_back.limited)
         .fetch_all(connection)
         .await
     });
     let counts = counting.await?.into_iter();
     Ok(counts
-        .map(|(tier, count)| (tier, u64::try_from(count).unwrap_or_default()))
+        .map(|(tier, count, may_be_more)| {
+            let count = u64::try_from(count).unwrap_or_default();
+            let count = count.max(may_be_more.into());
+            (tier, Startable { count, may_be_more })
+        })
         .collect())
 }
 

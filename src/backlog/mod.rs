@@ -43,7 +43,9 @@ pub use task::{BacklogPage, BacklogTask, BacklogTaskDetails, TaskFilter, TaskSta
 pub(crate) use claim::{
     Batch, Later, RankStart, claim_and_settle, give_back, mark_begun, seconds, store_later,
 };
-pub(crate) use count::{TasksLeft, count_rows, count_startable, count_tasks_left};
+pub(crate) use count::{
+    HeldBack, Startable, TasksLeft, count_rows, count_startable, count_tasks_left,
+};
 pub(crate) use depth::{RankDepth, RowCount, TierDepth, sum, tier_depths};
 pub(crate) use due::{MadeReady, make_ready};
 pub(crate) use finished::remove_finished;

@@ -150,7 +150,8 @@ const PARKED: &str = "WITH found AS MATERIALIZED ( \
             ELSE -greatest(least(-rank, $5), $4) END, is_held, task, name, properties, payload \
         FROM taken ON CONFLICT (id) DO NOTHING RETURNING ready.id \
      ) SELECT (SELECT count(*) FROM moved) AS moved, (SELECT count(*) FROM wanted WHERE is_too_old) AS too_old, \
-        0::bigint AS locked, ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
+        (SELECT count(*) FROM wanted WHERE NOT is_too_old) - (SELECT count(*) FROM chosen) AS locked, \
+        ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
      FROM walked ORDER BY (rank, due_at, id) DESC LIMIT 1";
 
 /// Walks once over the rows of a tier, until `end` at the latest, and adds to `moved` what it did. Returns whether it came

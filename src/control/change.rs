@@ -10,13 +10,14 @@ use serde_json::json;
 use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
 use super::overriding::rows::note_of_end;
+use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
 use crate::Error;
 use crate::error::{ControlError, DatabaseError, UnknownName};
 use crate::postgres::{Action, STATEMENT_LIMIT, record};
 use crate::task::IntoDuration;
 use crate::topology::duration::Unreadable;
-use crate::topology::{Limit, Tier, near_miss, show_duration};
+use crate::topology::{Limit, Tier, Topology, near_miss, show_duration};
 
 /// The longest operator name and reason that are kept, in bytes.
 const LONGEST: usize = 200;
@@ -47,8 +48,8 @@ pub(super) enum Kind {
 struct Stored {
     before: Option<ControlEntry>,
     after: Option<ControlEntry>,
-    /// What else is in force, for what was resumed.
-    others: Vec<ControlEntry>,
+    /// All that is in force now, for what was paused or resumed.
+    now: Vec<ControlEntry>,
 }
 
 /// A change that was made.
@@ -106,11 +107,7 @@ impl Change {
     async fn run(self) -> Result<Changed, Error> {
         self.unreadable.check()?;
         self.check()?;
-        let Stored {
-            before,
-            after,
-            others,
-        } = match self.store().await {
+        let Stored { before, after, now } = match self.store().await {
             // An app whose tiers are all on the broker may have no tables yet.
             Err(Error::Database(DatabaseError::NotMigrated { .. })) => {
                 self.control.database.migrate().await?;
@@ -119,7 +116,7 @@ impl Change {
             stored => stored?,
         };
         let mut notes = match &self.kind {
-            Kind::Begin(Setting::Pause) => self.notes_of_pause(),
+            Kind::Begin(Setting::Pause) => self.notes_of_pause(&now),
             Kind::End("override") if before.is_some() => {
                 let mut notes = vec![
                     "publishes and retries go by the map again; rows that have moved stay where they are"
@@ -128,9 +125,9 @@ impl Change {
                 notes.extend(self.note_of_rows(before.as_ref()).await);
                 notes
             }
-            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(Some(limit)),
-            Kind::End("limit") if before.is_some() => self.notes_of_limit(None),
-            Kind::End("pause") => self.notes_of_resume(&others),
+            Kind::Begin(Setting::Limit(limit)) => self.notes_of_limit(before.as_ref(), Some(limit)),
+            Kind::End("limit") if before.is_some() => self.notes_of_limit(before.as_ref(), None),
+            Kind::End("pause") => self.notes_of_resume(&now),
             _ => Vec::new(),
         };
         if after.is_none() && before.is_none() {
@@ -178,16 +175,14 @@ impl Change {
                 };
                 record(&mut transaction, &action).await?;
             }
-            let others = match self.kind {
-                Kind::End("pause") => in_force(&mut transaction, app).await?,
+            let now = match self.kind {
+                Kind::Begin(Setting::Pause) | Kind::End("pause") => {
+                    in_force(&mut transaction, app).await?
+                }
                 _ => Vec::new(),
             };
             transaction.commit().await?;
-            Ok(Stored {
-                before,
-                after,
-                others,
-            })
+            Ok(Stored { before, after, now })
         };
         let tried = format!("{} {:?}", self.words(), self.target.name());
         database.within(STATEMENT_LIMIT, &tried, changing).await
@@ -255,8 +250,9 @@ impl Change {
     }
 
     /// The tiers whose queue on the broker dead-letters what waits for too long, paused or not.
-    fn notes_of_pause(&self) -> Vec<String> {
-        let tiers = self.tiers().into_iter();
+    fn notes_of_pause(&self, now: &[ControlEntry]) -> Vec<String> {
+        let now = snapshot_of(&self.control.topology, now);
+        let tiers = self.tiers(&now).into_iter();
         let notes = tiers.filter(|tier| tier.home.is_on_broker()).filter_map(|tier| {
             let (name, ttl) = (&tier.name, show_duration(tier.ttl?));
             Some(format!(
@@ -267,22 +263,25 @@ impl Change {
     }
 
     /// The other pauses that keep what was resumed, or a part of it, from starting.
-    fn notes_of_resume(&self, others: &[ControlEntry]) -> Vec<String> {
+    fn notes_of_resume(&self, now: &[ControlEntry]) -> Vec<String> {
         let topology = &self.control.topology;
-        let tiers: Vec<&str> = self.tiers().iter().map(|it| it.name.as_str()).collect();
+        let overrides = snapshot_of(topology, now);
+        let tiers = self.tiers(&overrides);
+        let has = |name: &String| tiers.iter().any(|tier| tier.name == *name);
         let is_related = |target: &Target| match target {
-            Target::Tier(tier) => tiers.contains(&tier.as_str()),
+            Target::Tier(tier) => has(tier),
             Target::Group(group) => topology
                 .group(group)
-                .is_some_and(|it| it.tiers.iter().any(|tier| tiers.contains(&tier.as_str()))),
-            Target::Task(task) => topology
-                .task(task)
-                .is_some_and(|it| tiers.contains(&it.tier.as_str())),
+                .is_some_and(|it| it.tiers.iter().any(has)),
+            Target::Task(task) => {
+                let mut of_task = tiers_of_task(topology, task, &overrides);
+                of_task.any(|tier| has(&tier.name))
+            }
             Target::Prefix(_) => false,
         };
         let is_sibling =
             |target: &Target| matches!((target, &self.target), (Target::Task(_), Target::Task(_)));
-        let paused = others
+        let paused = now
             .iter()
             .filter(|it| it.setting == Setting::Pause && is_related(&it.target))
             .filter(|it| !is_sibling(&it.target));
@@ -291,7 +290,7 @@ impl Change {
     }
 
     /// What becomes of the limit of the map.
-    fn notes_of_limit(&self, set: Option<&Limit>) -> Vec<String> {
+    fn notes_of_limit(&self, before: Option<&ControlEntry>, set: Option<&Limit>) -> Vec<String> {
         let topology = &self.control.topology;
         let of_map = match &self.target {
             Target::Tier(tier) => topology.tier(tier).and_then(|it| it.limit.as_ref()),
@@ -305,38 +304,42 @@ impl Change {
             Some(_) => format!("it replaces the limit of the map, {of_map}, for its time"),
             None => format!("the limit of the map is in force again: {of_map}"),
         }];
-        if let (
-            Some(Limit {
-                running: Some(_), ..
-            }),
-            Some(per),
-        ) = (set, &of_map.per)
-        {
+        let Some(per) = &of_map.per else {
+            return notes;
+        };
+        let has_running = |limit: &Limit| limit.running.is_some();
+        let before = match before.map(|it| &it.setting) {
+            Some(Setting::Limit(before)) => before,
+            _ => of_map,
+        };
+        if set.is_some_and(has_running) {
             notes.push(format!("running is for each {per}, as in the map"));
+        }
+        match (has_running(before), has_running(set.unwrap_or(of_map))) {
+            (true, false) => notes.push(format!(
+                "tasks of one {per} run beside each other now; when running is in force again, one more may start beside \
+                 each that still runs"
+            )),
+            (false, true) => notes.push(format!(
+                "what runs now is not counted: one more task of the same {per} may start beside each"
+            )),
+            _ => {}
         }
         notes
     }
 
     /// The tiers that the target has, or is in.
-    fn tiers(&self) -> Vec<&Tier> {
+    fn tiers(&self, now: &Snapshot) -> Vec<&Tier> {
         let topology = &self.control.topology;
-        let names: Vec<&str> = match &self.target {
-            Target::Tier(tier) => vec![tier],
+        match &self.target {
+            Target::Tier(tier) => topology.tier(tier).into_iter().collect(),
             Target::Group(group) => {
-                let group = topology.group(group);
-                group.map_or_else(Vec::new, |it| it.tiers.iter().map(String::as_str).collect())
+                let tiers = topology.group(group).into_iter().flat_map(|it| &it.tiers);
+                tiers.filter_map(|name| topology.tier(name)).collect()
             }
-            Target::Task(task) => topology
-                .task(task)
-                .map(|it| it.tier.as_str())
-                .into_iter()
-                .collect(),
+            Target::Task(task) => tiers_of_task(topology, task, now).collect(),
             Target::Prefix(_) => Vec::new(),
-        };
-        names
-            .into_iter()
-            .filter_map(|name| topology.tier(name))
-            .collect()
+        }
     }
 
     pub(super) fn invalid(&self, problem: String) -> Error {
@@ -384,6 +387,19 @@ impl IntoFuture for Change {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
     }
+}
+
+/// The tiers in which tasks of a name wait: that of the map, and the one to which an override sends them.
+fn tiers_of_task<'t>(
+    topology: &'t Topology,
+    task: &str,
+    now: &Snapshot,
+) -> impl Iterator<Item = &'t Tier> {
+    let of_map = topology.task(task).and_then(|it| topology.tier(&it.tier));
+    let overridden = now.override_of(task).and_then(|it| it.tier.as_ref());
+    let overridden = overridden.and_then(|tier| topology.tier(tier));
+    let overridden = overridden.filter(|it| of_map.is_none_or(|of_map| of_map.name != it.name));
+    of_map.into_iter().chain(overridden)
 }
 
 /// What is wrong with the time that a change is to last.

@@ -34,7 +34,7 @@ impl LimitChange {
         }
     }
 
-    /// How often its tasks may start, as in the map: `"50/m"`, `"0.5/s"`, `"5/10s"`. Default: as often as they can.
+    /// How often its tasks may start, as in the map: `"50/m"`, `"0.5/s"`, `"5/10s"`. Default: no limit.
     pub fn rate(mut self, rate: &str) -> Self {
         self.rate = Some(rate.to_owned());
         self
@@ -47,8 +47,8 @@ impl LimitChange {
         self
     }
 
-    /// How many may run at a time, from 1. If the map has `per` for the task, of each key. Default: as many as there are
-    /// slots.
+    /// How many may run at a time, from 1. If the map has `per` for the task, of each key. Default: no
+    /// limit.
     pub fn running(mut self, running: u32) -> Self {
         self.running = Some(running);
         self

@@ -3,6 +3,9 @@
 //! The changes are rows in Postgres. Every process of the app that has the database knows them within two seconds. A
 //! process that cannot reach it goes on with what it knew last, and says so.
 //!
+//! A *gate* is the limit of a tier or task inside a process: it says whether one more task may start now. A *lane* is a list of
+//! tasks of one name, and of one key if tasks have keys, that may not start now. They wait there as *parked* rows.
+//!
 //! Read in this order: `entry` is one change, `snapshot` all of them as a process knows them, `known` how a process keeps its
 //! snapshot up to date, `table` has the statements, and `process` is a live process. `change` is how an operator makes a change,
 //! `limit_change` how one sets a limit, and `overriding` how one overrides the map, and which rows move then. `limit` keeps limits,

@@ -264,7 +264,7 @@ impl Overriding {
             None => {}
             Some(Unhandled::NoProcess) => {
                 return Err(self.refused(format!(
-                    "no live process serves tier {tier}, so nobody would run its tasks; start workers of {} that have \
+                    "no live process serves tier {tier}, so its tasks would not run; start workers of {} that have \
                      this database first",
                     self.group_of(tier)
                 )));

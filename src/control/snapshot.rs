@@ -15,7 +15,7 @@ pub(crate) struct Snapshot {
     pub(super) task_overrides: HashMap<String, Arc<Override>>,
     /// By the beginning of the tasks' names, the longest first.
     pub(super) prefix_overrides: Vec<(String, Arc<Override>)>,
-    /// When something was paused that is not any more: tasks waited through no fault of theirs.
+    /// Pauses that have ended; their time does not count as waiting.
     pub(super) past_pauses: Vec<PastPause>,
     /// The limits in force: those of the map, where no operator has replaced them.
     pub(super) tier_limits: HashMap<String, Limit>,
@@ -121,6 +121,13 @@ impl Snapshot {
     pub(crate) fn is_task_paused(&self, task: &str) -> bool {
         // Nearly always nothing is paused, and this is asked often.
         !self.paused_tasks.is_empty() && self.paused_tasks.contains(task)
+    }
+
+    /// Whether something is paused, or was for a while since then.
+    pub(crate) fn has_pauses(&self, since: SystemTime) -> bool {
+        let paused = [&self.paused_tiers, &self.paused_groups, &self.paused_tasks];
+        paused.into_iter().any(|names| !names.is_empty())
+            || self.past_pauses.iter().any(|pause| pause.until > since)
     }
 
     pub(crate) fn paused_tasks(&self) -> impl Iterator<Item = &str> {

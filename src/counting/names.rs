@@ -66,8 +66,7 @@ impl Hasher for Fnv {
 impl Names {
     pub(crate) fn new(topology: &Topology) -> Self {
         let group_of = |tier: &str| {
-            let mut groups = topology.groups().iter();
-            let group = groups.find(|group| group.tiers.iter().any(|it| it == tier));
+            let group = topology.group_of(tier);
             group.map_or("", |group| &group.name).into()
         };
         let known_tiers: Vec<KnownTier> = topology

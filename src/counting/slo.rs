@@ -30,6 +30,12 @@ impl SloRules {
         }
     }
 
+    /// Whether anything is paused, or was for a while since then.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn has_pauses(&self, since: SystemTime) -> bool {
+        self.controls.now().has_pauses(since)
+    }
+
     /// What an event adds. `None`: its tier has no SLO, or the event is none that counts.
     ///
     /// A start counts, and so does a task that waited until it expired, which has not met its SLO. The time for which

@@ -20,8 +20,8 @@ use crate::topology::Topology;
 /// More shards than a process has busy threads are of no use.
 const MOST_SHARDS: usize = 32;
 
-/// What is counted apart: a task, by its index in the map, and the tier that it was in. One index stands for all that the
-/// map does not have.
+/// What is counted apart: a task, by its index in the map, and the tier that it was in. One index stands for
+/// all tasks, or tiers, that are not in the map.
 pub(super) type Cell = (usize, usize);
 
 /// The counts of a process since they were taken last.
@@ -179,6 +179,17 @@ impl Counters {
                 each(cell, totals);
             }
         }
+    }
+
+    /// The tasks that are paused, or were for a while since then, in the tiers that the map gives them.
+    pub(super) fn paused(&self, since: SystemTime) -> Vec<Cell> {
+        // Nearly always nothing is paused.
+        if !self.slo.has_pauses(since) {
+            return Vec::new();
+        }
+        let tasks = 0..self.names.tasks();
+        let cells = tasks.map(|task| (task, self.names.tier_of(task)));
+        cells.filter(|cell| self.is_paused(*cell, since)).collect()
     }
 
     fn count(&self, name: &str, tier: &str, add: impl FnOnce(&mut RollupTotals)) {

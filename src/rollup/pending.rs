@@ -1,6 +1,6 @@
 //! What was counted and is not in the database yet, minute by minute. Pure.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,6 +23,8 @@ pub(super) struct Pending {
     minutes: VecDeque<Minute>,
     /// When the next minute begins, by the clock of the database as far as that is known.
     next_minute: Instant,
+    /// What has counts in the present minute although nothing happened.
+    marked: HashSet<Cell>,
     /// What was sent last and may be written or not.
     in_flight: Option<Batch>,
     last_number: i64,
@@ -48,6 +50,7 @@ impl Pending {
         Self {
             minutes: VecDeque::new(),
             next_minute: now + MINUTE.saturating_sub(into_minute),
+            marked: HashSet::new(),
             in_flight: None,
             last_number: 0,
         }
@@ -79,6 +82,18 @@ impl Pending {
         }
     }
 
+    /// Has a row in the present minute, once, even if nothing happens.
+    pub(super) fn mark(&mut self, now: Instant, cell: Cell) {
+        if self.marked.insert(cell) {
+            self.add(now, cell, Box::default());
+        }
+    }
+
+    /// When the present minute began, or its counts.
+    pub(super) fn minute_begin(&self, now: Instant) -> Instant {
+        self.minutes.back().map_or(now, |minute| minute.begin)
+    }
+
     /// Begins the next minute, if it is time. What was counted until now was added before.
     pub(super) fn turn(&mut self, now: Instant) {
         if now < self.next_minute {
@@ -87,6 +102,7 @@ impl Pending {
         let late = now - self.next_minute;
         let begin = now - Duration::from_nanos(nanos_into_minute(late));
         self.next_minute = begin + MINUTE;
+        self.marked.clear();
         let cells = HashMap::new();
         // What was counted in a process that stood still is late by that.
         self.minutes.push_back(Minute { begin, cells });
@@ -209,6 +225,18 @@ mod tests {
         pending.add(after(origin, 12), (0, 0), done(4));
         assert_eq!(drained(&mut pending, origin), [(3, 3), (10, 4)]);
         assert_eq!(pending.next_minute(), after(origin, 70));
+    }
+
+    #[test]
+    fn what_is_marked_has_one_row_in_each_minute() {
+        let origin = Instant::now();
+        let mut pending = Pending::new(origin, Duration::ZERO);
+        for second in [0, 10, 50, 61, 70] {
+            pending.turn(after(origin, second));
+            pending.mark(after(origin, second), (0, 0));
+            pending.next_batch();
+        }
+        assert_eq!(drained(&mut pending, origin), [(0, 0), (60, 0)]);
     }
 
     #[test]

@@ -92,7 +92,8 @@ async fn read_minutes(
     app: &str,
     recent: &mut Recent,
 ) -> Result<(), sqlx::Error> {
-    let rows: Vec<(String, f64, i64, i64, i64, i64, i64, f64)> = sqlx::query_as(
+    type Row = (String, f64, i64, i64, i64, i64, i64, f64);
+    let rows: Vec<Row> = sqlx::query_as(
         "SELECT tier, extract(epoch FROM statement_timestamp() - minute)::float8, \
             sum(published - delayed + retried + snoozed)::bigint, \
             sum(done + retried + snoozed + discarded + expired + dead)::bigint, sum(dead)::bigint, \

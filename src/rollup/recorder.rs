@@ -168,6 +168,9 @@ impl Writing<'_> {
         let pending = &mut *self.pending;
         self.counters
             .take(|cell, totals| pending.add(now, cell, totals));
+        for cell in self.counters.paused(at(pending.minute_begin(now))) {
+            pending.mark(now, cell);
+        }
         pending.turn(now);
     }
 
@@ -194,9 +197,7 @@ impl Writing<'_> {
             }
         }
         while let Some(batch) = self.pending.next_batch() {
-            let since = SystemTime::now()
-                .checked_sub(batch.begin.elapsed())
-                .unwrap_or(SystemTime::UNIX_EPOCH);
+            let since = at(batch.begin);
             let names = self.counters.names();
             let rows: Vec<serde_json::Value> = batch
                 .cells
@@ -304,6 +305,13 @@ impl Writing<'_> {
 /// Somewhat less or more, so that processes that were started together write at different times.
 fn jittered(time: Duration) -> Duration {
     time.mul_f64(0.75 + f64::from(random::number()) / f64::from(u32::MAX) / 2.0)
+}
+
+/// The time of an instant that is past, by the clock of this machine.
+fn at(instant: Instant) -> SystemTime {
+    SystemTime::now()
+        .checked_sub(instant.elapsed())
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// How much of the present minute is over, by the clock of this machine. The database corrects it.

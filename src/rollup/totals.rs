@@ -32,10 +32,10 @@ pub struct RollupTotals {
     pub snoozed: u64,
     /// Tasks that their handlers discarded.
     pub discarded: u64,
-    /// Tasks that were not started, because they had expired by their publisher's word.
+    /// Tasks that were not started, because the `expires` of their publisher had passed.
     pub expired: u64,
-    /// Dead letters. Those that the broker makes by itself, of what waits for longer than a `ttl` say, are counted when the
-    /// collector stores them.
+    /// Dead letters. Those that the broker makes by itself, such as of messages that waited for longer than the `ttl`, are
+    /// counted when the collector stores them.
     pub dead: u64,
     /// Deliveries that went back to their queue.
     pub given_back: u64,

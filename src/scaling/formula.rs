@@ -67,7 +67,7 @@ pub(super) fn slots_of(tiers: impl IntoIterator<Item = f64>) -> u32 {
     slots.min(f64::from(u32::MAX)) as u32
 }
 
-/// The processes that have so many slots.
+/// How many processes provide these slots.
 pub(super) fn processes_of(slots: u32, concurrency: u16) -> u32 {
     slots.div_ceil(u32::from(concurrency).max(1))
 }

@@ -13,21 +13,20 @@
 //!
 //! 0.8 is the share of time in which slots are busy: with more, waits grow fast. Arrivals are what processes of the app have
 //! published to the tier without a delay in the last ten minutes, and retries and snoozes, because each of them is one more
-//! run. Run times
-//! are those of the last hour. Both are [rollups](crate::rollup).
+//! run. Run times are those of the last hour. Both are [rollups](crate::rollup).
 //!
 //! - A tier without `slo` is taken to have one of ten minutes.
 //! - A tier whose run times are not known, because nothing ran in the last hour, is taken to run tasks for a second each, and the
 //!   figure is an [estimate](GroupScaling::is_estimate).
-//! - The backlog is what waits in the tier's queue, and its rows that are ready, of which at most 10,000 are counted. Delayed and
-//!   parked tasks are none, nor is what workers have prefetched. Where the broker did not answer in time, only the rows count, and
-//!   the figure is an estimate.
-//! - What other programs or the SQL function `tierline.publish` publish is no arrival, nor is what was published with a delay,
-//!   when it falls due. It waits, and so is part of the backlog:
-//!   without arrivals, slots settle where tasks wait for about as long as the SLO.
+//! - The backlog is what waits in the tier's queue, and its rows that are ready or parked, of which at most 10,000 are counted.
+//!   A parked task with a limit counts once for each key, or once if it has no keys. The backlog does not include rows of paused
+//!   tasks, delayed tasks, and what workers have prefetched. Where the broker did not answer in time, only the rows count, and the
+//!   figure is an estimate.
+//! - A delayed publish is not an arrival, and neither is a publish of another program or of the SQL function `tierline.publish`.
+//!   They count as backlog when they wait: without arrivals, slots settle where tasks wait for about as long as the SLO.
 //! - A tier with a [limit](crate::topology::Limit) for all processes wants no more slots than `running`, and none for what would
 //!   exceed its rate. The rates of single tasks bound their arrivals.
-//! - A paused tier wants none, and a paused task has no arrivals.
+//! - A paused tier wants none. A paused task has no arrivals; its messages in a queue count until a worker has parked them.
 //!
 //! With arrivals alone this is a steady figure. A burst raises it by its backlog, and it falls again as the backlog is worked
 //! off.
@@ -51,7 +50,7 @@ pub struct GroupScaling {
     pub slots_wanted: u32,
     /// How many slots its live processes have.
     pub slots: u32,
-    /// How many processes have so many slots as are wanted, at the `concurrency` of the map.
+    /// How many processes provide the wanted slots, at the `concurrency` of the map.
     pub processes_wanted: u32,
     /// How many live processes serve it. A program that runs two workers counts twice.
     pub processes: u32,

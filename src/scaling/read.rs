@@ -10,7 +10,7 @@ use super::formula::{DEFAULT_SLO, Demand, processes_of, slots_of};
 use super::{GroupScaling, TierScaling};
 use crate::Error;
 use crate::amqp::QueueState;
-use crate::backlog::count_startable;
+use crate::backlog::{HeldBack, Startable, count_startable};
 use crate::control::{Control, KnownControls, Process, Snapshot};
 use crate::postgres::Database;
 use crate::publish::Publisher;
@@ -19,7 +19,7 @@ use crate::topology::{Group, Limit, LimitScope, Tier, Topology};
 
 /// How long the servers may take to answer.
 const LIMIT: Duration = Duration::from_millis(1_800);
-/// How many rows of a tier are counted.
+/// How many rows of a tier are looked at.
 const MOST_ROWS: u64 = 10_000;
 
 /// What the figures are read from.
@@ -36,7 +36,7 @@ struct Known {
     /// By tier.
     runs: HashMap<String, Duration>,
     arrivals: Vec<Arrivals>,
-    rows: HashMap<String, u64>,
+    rows: HashMap<String, Startable>,
     /// By tier on the broker; `None`: it did not answer.
     queues: HashMap<String, Option<u64>>,
     snapshot: Arc<Snapshot>,
@@ -51,39 +51,34 @@ pub(crate) async fn scaling(sources: Sources<'_>) -> Result<Vec<GroupScaling>, E
 
 impl Sources<'_> {
     async fn read(&self) -> Result<Known, Error> {
-        let (database, queues, ()) = tokio::join!(
-            timeout(LIMIT, self.read_database()),
-            self.queues(),
-            // An app that has just started does not know yet what is paused.
-            self.controls.wait_until_known(Instant::now() + LIMIT),
-        );
+        let (database, queues) = tokio::join!(timeout(LIMIT, self.read_database()), self.queues());
         let tried = "compute how many slots are wanted";
         let unanswered = || {
             let silent = format!("no answer within {LIMIT:?}").into();
             self.database.interrupted(tried, silent)
         };
         let known = database.map_err(|_| unanswered())??;
-        let snapshot = self.controls.now();
-        Ok(Known {
-            queues,
-            snapshot,
-            ..known
-        })
+        Ok(Known { queues, ..known })
     }
 
     async fn read_database(&self) -> Result<Known, Error> {
+        // An app that has just started does not know yet what is paused.
+        self.controls.wait_until_known(Instant::now() + LIMIT).await;
+        let snapshot = self.controls.now();
+        let held_back = HeldBack {
+            paused: snapshot.paused_tasks().collect(),
+            limited: snapshot.task_limits().map(|(task, _)| task).collect(),
+        };
         let control = Control::new(self.topology.clone(), self.database.clone());
         let rollups = Rollups::new(self.topology, self.database.clone());
         let app = self.topology.app();
         let all = self.topology.tiers();
         let tiers: Vec<&str> = all.iter().map(|tier| tier.name.as_str()).collect();
-        let fair = all.iter().filter(|tier| tier.fair.is_some());
-        let fair: Vec<&str> = fair.map(|tier| tier.name.as_str()).collect();
         let (processes, totals, arrivals, rows) = tokio::try_join!(
             control.processes(),
             rollups.last(Duration::from_secs(3_600)).into_future(),
             rollups.arrivals(),
-            count_startable(self.database, app, &tiers, &fair, MOST_ROWS + 1, LIMIT),
+            count_startable(self.database, app, &tiers, &held_back, MOST_ROWS, LIMIT),
         )?;
         let runs = totals.into_iter();
         let runs = runs.filter_map(|it| Some((it.tier, it.totals.run.mean()?)));
@@ -93,7 +88,7 @@ impl Sources<'_> {
             arrivals,
             rows,
             queues: HashMap::new(),
-            snapshot: Arc::default(),
+            snapshot,
         })
     }
 
@@ -147,7 +142,7 @@ impl Sources<'_> {
     fn tier(&self, group: &Group, tier: &Tier, known: &Known) -> TierScaling {
         let rows = known.rows.get(&tier.name).copied().unwrap_or_default();
         let queued = known.queues.get(&tier.name).copied();
-        let backlog = rows.min(MOST_ROWS) + queued.flatten().unwrap_or_default();
+        let backlog = rows.count.min(MOST_ROWS) + queued.flatten().unwrap_or_default();
         let arrivals = known.arrivals.iter().filter(|it| it.tier == tier.name);
         let is_task_paused = |task: &str| known.snapshot.paused_tasks().any(|it| it == task);
         let arrivals = arrivals.filter(|it| !is_task_paused(&it.task)).map(|it| {
@@ -173,7 +168,7 @@ impl Sources<'_> {
             tier: tier.name.clone(),
             slots_wanted: wanted.slots,
             backlog,
-            is_backlog_partial: rows > MOST_ROWS || queued == Some(None),
+            is_backlog_partial: rows.may_be_more || queued == Some(None),
             arrivals_per_second: demand.arrivals_per_second,
             mean_run: demand.mean_run,
             slo: demand.slo,

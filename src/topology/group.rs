@@ -187,7 +187,7 @@ impl<'f> Members<'f> {
             let name = tier.get_ref().name.as_str();
             if !self.homes.contains_key(name) {
                 let message = format!("the tier {} is in no group", quoted(name));
-                let help = "nobody would run its tasks; add it to the tiers of a group";
+                let help = "its tasks would not run; add it to the tiers of a group";
                 self.source.report(&tier.span(), message, Some(help));
             }
         }

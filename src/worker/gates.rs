@@ -95,7 +95,7 @@ impl Permits {
         }
     }
 
-    /// The handler was not called: what was expired, say, is no start.
+    /// The handler was not called, for example because the publisher's `expires` had passed. That is not a start.
     pub(super) fn give_back(self) {
         let permits = self.tier.into_iter().chain(self.task);
         permits.for_each(Permit::give_back);

@@ -212,7 +212,7 @@ impl Rounds<'_> {
         match self.divide(&keys).await {
             Ok(()) => {
                 if self.retry_at.take().is_some() {
-                    tracing::info!("limits are divided again");
+                    tracing::info!("shared limits are refreshed again");
                 }
                 self.backoff = Backoff::new();
             }
@@ -220,10 +220,12 @@ impl Rounds<'_> {
                 match self.backoff.is_worth_a_warning() {
                     true => tracing::warn!(
                         %error,
-                        "cannot divide limits: each process goes on with its share of rates, and starts nothing that needs a \
-                         place once its own have run out; trying again"
+                        "cannot refresh the shared limits: rates stay at each process's last share; tasks with a `running` limit \
+                         stop starting after 20 s; trying again; check Postgres"
                     ),
-                    false => tracing::debug!(%error, "cannot divide limits, trying again"),
+                    false => {
+                        tracing::debug!(%error, "cannot refresh the shared limits, trying again")
+                    }
                 }
                 self.retry_at = Some(Instant::now() + self.backoff.next());
                 for limited in self.limits.values_mut() {

@@ -6,6 +6,10 @@
 //! and burst tasks start. A process that is to hold less lowers itself first and reports that in its next round; what is
 //! reported may then be held by others. Tokens on their way between a process and the pool are counted by totals that only
 //! grow, so a lost answer loses none and doubles none.
+//!
+//! There is one exception. The others drop a process that has been silent for 30 s, and divide its rate. If it lives and only
+//! the database is out of its reach, it goes on with its last rate: until it is back, the sum exceeds the limit by that. The
+//! alternative would be to stop whatever has a rate in every process that cannot reach the database.
 
 use serde::{Deserialize, Serialize};
 

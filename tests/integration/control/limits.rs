@@ -371,3 +371,34 @@ async fn a_limit_of_each_process_needs_no_database() {
     assert!(runs.most_at_once("") <= 4);
     process.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_names_runs_that_a_limit_per_key_does_not_count() {
+    let map = map("postgres", "").replace(
+        r#""order.ship" = "normal""#,
+        r#""order.ship" = { tier = "normal", limit = { running = 1, per = "customer" } }"#,
+    );
+    let servers = Servers::start(map).await;
+    let process = servers.process(&Runs::free()).await;
+    let control = process.app.control().unwrap();
+    let limiting = || control.limit_task("order.ship");
+    let uncounted =
+        "what runs now is not counted: one more task of the same customer may start beside each";
+    let beside = "tasks of one customer run beside each other now; when running is in force again, one more may start \
+                  beside each that still runs";
+    let has = |notes: &[String], note: &str| notes.iter().any(|it| it == note);
+    // The map counts them, and so does this limit.
+    let set = limiting().running(2).await.unwrap();
+    assert!(
+        !has(&set.notes, uncounted) && !has(&set.notes, beside),
+        "{set:?}"
+    );
+    let lifted = limiting().none().await.unwrap();
+    assert!(has(&lifted.notes, beside), "{lifted:?}");
+    let set = limiting().running(2).await.unwrap();
+    assert!(has(&set.notes, uncounted), "{set:?}");
+    limiting().rate("1/s").await.unwrap();
+    let ended = control.unlimit_task("order.ship").await.unwrap();
+    assert!(has(&ended.notes, uncounted), "{ended:?}");
+    process.end().await;
+}

@@ -9,6 +9,7 @@ mod parked;
 mod pauses;
 mod processes;
 mod rollups;
+mod scaling;
 mod waiting;
 
 use std::collections::BTreeMap;

@@ -311,3 +311,26 @@ async fn what_is_resumed_and_paused_otherwise_is_named() {
     assert!(resumed.notes.is_empty(), "{resumed:?}");
     process.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pauses_of_the_tier_to_which_an_override_sends_a_task_are_named() {
+    let servers = Servers::start(map("postgres")).await;
+    let process = servers.worker(&Runs::free()).await;
+    let control = process.app.control().unwrap().by("ada");
+    until(async || !control.processes().await.unwrap().is_empty()).await;
+    let overriding = control.override_prefix("order.s").tier("other");
+    overriding.await.unwrap();
+    control.pause_tier("normal").await.unwrap();
+    control.pause_tier("other").by("eve").await.unwrap();
+    control.pause_task("order.ship").await.unwrap();
+    let normal = "tier normal is still paused, by ada";
+    let other = "tier other is still paused, by eve";
+    let ship = "task order.ship is still paused, by ada";
+    // What the broker had before the override may wait in the tier of the map.
+    let resumed = control.resume_task("order.ship").await.unwrap();
+    assert_eq!(resumed.notes, [normal, other]);
+    control.pause_task("order.ship").await.unwrap();
+    let resumed = control.resume_tier("other").await.unwrap();
+    assert_eq!(resumed.notes, [ship]);
+    process.end().await;
+}

@@ -255,6 +255,29 @@ async fn what_is_published_with_a_delay_is_no_arrival() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pause_is_marked_where_nothing_happens() {
+    let database = database().await;
+    let app = app_at(database.url(), &Heard::default()).await;
+    let control = app.control().unwrap();
+    control.pause_tier("mail").await.unwrap();
+    until(async || {
+        // What ends writes what was counted.
+        work_in(&app, [] as [&str; 0]).end().await;
+        total(&database, "mail").await.is_paused
+    })
+    .await;
+    let minutes = rollups(&database).last("1d").by_task().every("1m");
+    let minutes = minutes.await.unwrap();
+    let idle = RollupTotals::default();
+    for minute in &minutes {
+        let names = (minute.tier.as_str(), minute.task.as_deref());
+        assert_eq!(names, ("mail", Some("mail.send")));
+        assert!(minute.totals.is_paused);
+        assert_eq!(minute.totals.started, idle.started);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn publishes_that_are_refused_are_counted_where_they_would_have_gone() {
     let database = database().await;
     let app = app_at(database.url(), &Heard::default()).await;

@@ -84,6 +84,43 @@ async fn the_answer_says_that_rows_stay_locked_or_are_claimed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_answer_says_that_parked_rows_stay_locked() {
+    let shop = Shop::open().await;
+    let pausing = shop.control.pause_task("report.send");
+    pausing.await.unwrap();
+    let working = shop.work(&["urgent"]).await;
+    let parked = async || shop.rows("parked", "report.send").await.len();
+    let mut number = 0;
+    until(async || {
+        shop.publish_sends(number..number + 1).await;
+        number += 1;
+        parked().await >= 3
+    })
+    .await;
+    working.end().await;
+    shop.add_idle_worker().await;
+    let waiting = parked().await + shop.ready_in("rows").await;
+    let mut locking = shop.pool.begin().await.unwrap();
+    let lock = "SELECT FROM tierline.parked WHERE id = (SELECT min(id::text)::uuid FROM tierline.parked) FOR UPDATE";
+    locking.execute(lock).await.unwrap();
+    let to_bulk = || shop.control.override_task("report.send").tier("bulk");
+    let overridden = to_bulk().await.unwrap();
+    assert_eq!(overridden.moved, waiting as u64 - 1, "{overridden:?}");
+    assert!(
+        says(&overridden, "set the override again"),
+        "{overridden:?}"
+    );
+    locking.rollback().await.unwrap();
+    let overridden = to_bulk().await.unwrap();
+    assert_eq!(overridden.moved, 1, "{overridden:?}");
+    assert!(
+        !says(&overridden, "set the override again"),
+        "{overridden:?}"
+    );
+    assert_eq!((parked().await, shop.ready_in("bulk").await), (0, waiting));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_override_moved_that_has_ended_can_be_moved_again_and_back() {
     let shop = Shop::open().await;
     shop.add_idle_worker().await;

@@ -289,8 +289,7 @@ impl Overriding {
     }
 
     fn group_of(&self, tier: &str) -> String {
-        let mut groups = self.control.topology.groups().iter();
-        let group = groups.find(|group| group.tiers.iter().any(|it| it == tier));
+        let group = self.control.topology.group_of(tier);
         group.map_or_else(|| "its group".to_owned(), |it| format!("group {}", it.name))
     }
 

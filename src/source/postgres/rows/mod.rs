@@ -1,11 +1,16 @@
-//! A tier's rows as a source. `claims` asks the database for rows and tells it what is done, `waiting` has those that wait
-//! for a slot, `parked` knows which rows may not run now, `lanes` moves and claims them, `quarantine` takes suspects, and `settle` stores what follows on runs.
+//! A tier's rows as a source.
+//!
+//! `signalled` applies what the tasks that serve all tiers found out, `claims` asks the database for rows and tells it what is
+//! done, `unsettled` is a row that was claimed, `waiting` has those that wait for a slot, `parked` knows which rows may not run
+//! now, `lanes` moves and claims them, `quarantine` takes suspects, and `settle` stores what follows on runs.
 
 mod claims;
 mod lanes;
 mod parked;
 mod quarantine;
 mod settle;
+mod signalled;
+mod unsettled;
 mod waiting;
 
 use std::collections::{HashMap, VecDeque};
@@ -17,19 +22,18 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
+use self::parked::Parked;
 pub(crate) use self::parked::RowToPark;
-use self::parked::{Parked, RowOrigin};
+pub(super) use self::unsettled::PendingDeadLetter;
+use self::unsettled::{State, Unsettled};
 use self::waiting::Waiting;
 use super::RowSettings;
-use super::signal::{Signalled, TierSignal, earlier};
+use super::signal::TierSignal;
 use super::statements::{Claim, Statement, Statements};
 use crate::Error;
 use crate::backlog::{Batch, Later, RankStart, RunKey};
 use crate::backoff::Backoff;
 use crate::completion::RunningRow;
-use crate::message::{DeadReason, Failure, Message, Received};
-use crate::observe::Event;
-use crate::source::suspects::Running;
 use crate::source::{Delivery, Handle, LeasedRun, Next, Source, Supply};
 use crate::task::{Cancellation, TaskEnding};
 use crate::topology;
@@ -139,41 +143,6 @@ pub(crate) struct Rows {
 /// was lost, and with the one after it.
 type OrderKey = (i16, SystemTime, RunKey);
 
-/// A dead letter to be stored.
-pub(super) struct PendingDeadLetter {
-    handle: Handle,
-    pub(super) run: RunKey,
-    pub(super) received: Arc<Received>,
-    pub(super) message: Option<Box<Message>>,
-    pub(super) reason: DeadReason,
-    pub(super) failure: Failure,
-}
-
-/// A row that is claimed and not settled.
-struct Unsettled {
-    run: RunKey,
-    place: OrderKey,
-    received: Arc<Received>,
-    bytes: usize,
-    is_held: bool,
-    origin: RowOrigin,
-    state: State,
-    /// While a task runs that may have killed a worker.
-    _running: Option<Running>,
-    _quarantined: Option<OwnedSemaphorePermit>,
-    /// What follows, for events.
-    follows: Option<(Duration, Option<Failure>)>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Prefetched,
-    /// Its handler runs.
-    Taken,
-    /// What follows on it is being stored.
-    Settling,
-}
-
 /// Whether the next attempt of a task is on the broker.
 enum Forwarded {
     /// It is, and the run is to be ended.
@@ -280,49 +249,6 @@ impl Rows {
     /// Changes how many rows are claimed and not settled at most. What is above it stays.
     pub(crate) fn set_window(&mut self, window: usize) {
         self.window = window;
-    }
-
-    /// Applies what the tasks that serve all tiers found out.
-    fn apply_signal(&mut self, signalled: Signalled) {
-        if let Some(starts) = signalled.starts {
-            self.begin_at(&starts);
-        }
-        self.next_due = earlier(self.next_due, signalled.next_due);
-        if let Some(lanes) = signalled.lanes {
-            self.found_lanes(lanes);
-        }
-        if signalled.is_woken {
-            self.expects_more = true;
-            self.is_woken = true;
-            self.ready_rank = None;
-            self.learn_of_parked_messages();
-        }
-        let (group, tier) = (self.group.as_str(), &*self.name);
-        let observers = &self.settings.consumer.observers;
-        if self.worker.is_some() && signalled.worker.is_none() {
-            if let Quarantine::Waiting(_) | Quarantine::Permitted(_) = self.quarantine {
-                // The right to take a suspect is that of the whole process.
-                self.quarantine = Quarantine::Empty;
-            }
-            if self.is_home {
-                let cause = "its leases cannot be extended";
-                observers.emit(&Event::Interrupted { group, tier, cause });
-            }
-        }
-        if self.worker.is_none() && signalled.worker.is_some() {
-            if self.is_home {
-                observers.emit(&Event::Consuming { group, tier });
-            }
-            // It may be another process now, to the database, or the database was away.
-            self.retry_at = None;
-            self.is_failing = false;
-            self.expects_more |= self.is_home;
-        }
-        self.worker = signalled.worker;
-        if signalled.generation != self.generation {
-            self.generation = signalled.generation;
-            self.lose_leases();
-        }
     }
 
     /// Puts everything back that has not begun, and takes no suspect from the quarantine.

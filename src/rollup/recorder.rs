@@ -253,8 +253,8 @@ impl Writing<'_> {
             });
         match writing.await {
             Ok(()) => self.reported.extend(reports),
-            // A database that is still to be migrated for this release.
-            Err(error) if error.kind() == ErrorKind::Mismatch => {
+            // A database that is still to be migrated for this release, or whose user may not write these.
+            Err(error) if matches!(error.kind(), ErrorKind::Mismatch | ErrorKind::Refused) => {
                 tracing::debug!(%error, "trying again in some minutes");
                 self.report_at = Instant::now() + REMOVE_EVERY;
             }

@@ -84,7 +84,10 @@ fn title(state: &State, width: u16, colours: Colours) -> Line<'static> {
 }
 
 fn foot_line(state: &State, colours: Colours) -> Line<'static> {
-    if let Some((message, is_failure)) = &state.message {
+    let message = state.message.as_ref();
+    // A list has room for a long one.
+    let message = message.filter(|(_, is_failure)| !is_failure || state.view != View::Tiers);
+    if let Some((message, is_failure)) = message {
         let style = if *is_failure {
             colours.bad()
         } else {
@@ -193,6 +196,9 @@ fn cut(text: &str, width: u16) -> String {
 /// What is out of the ordinary, of the tier of the cursor first.
 fn below(state: &State, stats: &Stats, colours: Colours) -> Text<'static> {
     let mut lines = Vec::new();
+    if let Some((message, true)) = &state.message {
+        lines.push(Line::styled(plain(message), colours.bad()));
+    }
     let tiers = state.tiers();
     let noted = tiers.iter().map(|tier| (tier, notes(tier)));
     for (tier, notes) in noted.filter(|(_, notes)| !notes.is_empty()) {

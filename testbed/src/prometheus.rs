@@ -75,9 +75,7 @@ impl Prometheus {
                 "--storage.tsdb.path={}",
                 folder.path().join("data").display()
             ))
-            .arg(format!("--web.listen-address=127.0.0.1:{}", port.number()))
-            // It is removed at the end.
-            .arg("--storage.tsdb.no-lockfile");
+            .arg(format!("--web.listen-address=127.0.0.1:{}", port.number()));
         let output = folder.path().join("output.log");
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(ASK_LIMIT))

@@ -6,6 +6,7 @@ mod command;
 mod control;
 mod dlq;
 mod exit_codes;
+mod observe;
 mod postgres_tiers;
 mod schedule;
 mod serve;

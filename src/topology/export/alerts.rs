@@ -182,6 +182,18 @@ fn of_tier_with_slo(rules: &mut TierRules<'_>, tier: &Tier) {
         ),
     });
 
+    // That nobody is there has an alert of its own.
+    let nobody = match tier.home.is_on_broker() {
+        true => app_wide(settings, "tierline_consumers", &this),
+        false => {
+            let group = rules.labels.get("group").copied().unwrap_or_default();
+            app_wide(
+                settings,
+                "tierline_processes",
+                &format!("group=\"{group}\""),
+            )
+        }
+    };
     // A tier whose tasks may wait for ten minutes need not start one in each of them.
     let rest = slo.clamp(minutes(1), minutes(60));
     let starts = growth(
@@ -194,7 +206,7 @@ fn of_tier_with_slo(rules: &mut TierRules<'_>, tier: &Tier) {
         name: "TierlineNothingStarts",
         severity: "page",
         expr: format!(
-            "{waiting} > 0\nunless {starts} > 0\nunless {is_paused}\nunless {is_limited}"
+            "{waiting} > 0\nunless {starts} > 0\nunless {is_paused}\nunless {is_limited}\nunless {nobody} == 0"
         ),
         after: Some(rest),
         summary: format!("no task of {name} starts although some wait"),

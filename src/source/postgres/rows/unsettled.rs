@@ -28,7 +28,7 @@ pub(super) struct Unsettled {
     pub(super) place: OrderKey,
     pub(super) received: Arc<Received>,
     pub(super) bytes: usize,
-    is_held: bool,
+    pub(super) is_held: bool,
     pub(super) origin: RowOrigin,
     pub(super) state: State,
     /// While a task runs that may have killed a worker.

@@ -20,6 +20,7 @@ impl Queue {
         let snapshot = self.controls.borrow_and_update().clone();
         let (topology, limits) = (&self.settings.topology, &self.settings.limits);
         self.gating = Arc::new(Gating::new(topology, &self.name, &snapshot, limits));
+        self.parks_arrivals = false;
         for (handle, since) in self.prefetched.drain_all() {
             let Some(unsettled) = self.unsettled.get(&handle) else {
                 continue;

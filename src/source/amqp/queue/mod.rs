@@ -51,6 +51,8 @@ pub(super) struct Queue {
     queue: String,
     /// Whether the tier had this queue before it moved.
     is_former: bool,
+    /// Whether what came last has become a row: a task that is paused, or at its limit.
+    parks_arrivals: bool,
     /// Whether a former queue is gone.
     is_gone: bool,
     window: u16,
@@ -145,6 +147,7 @@ impl Queue {
             name: tier.name.as_str().into(),
             queue,
             is_former: false,
+            parks_arrivals: false,
             is_gone: false,
             window,
             patience: settings.topology.broker().ack_timeout / ACK_TIMEOUT_PARTS,
@@ -306,7 +309,8 @@ impl Source for Queue {
             Consumer::Subscribed(subscription) => {
                 // What is finished makes room as soon as it is acknowledged, which is about to happen.
                 let room = usize::from(self.window).saturating_sub(subscription.open());
-                match self.outlook.expects_more && room > 0 {
+                // What comes next will probably become a row too, and takes no slot.
+                match self.outlook.expects_more && room > 0 && !self.parks_arrivals {
                     true => Supply::Coming(room),
                     false => Supply::Empty,
                 }

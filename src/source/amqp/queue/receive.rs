@@ -92,7 +92,10 @@ impl Queue {
             self.store(handle, async move {
                 settings.count_crash(&origin, &received).await
             });
-        } else if self.must_park(&received) {
+            return;
+        }
+        self.parks_arrivals = self.must_park(&received);
+        if self.parks_arrivals {
             self.park(handle, received);
         } else if crashes >= QUARANTINE_FROM {
             let group = self.group.clone();

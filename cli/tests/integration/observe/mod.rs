@@ -1,9 +1,11 @@
 //! The alert rules and the dashboard of a map: as files, under `promtool`, and in a real Prometheus.
 
 mod day;
+mod exporter;
 mod faults;
 mod files;
 mod rules;
+mod scraped;
 
 use serde_json::Value;
 use tierline::Topology;

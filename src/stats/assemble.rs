@@ -347,12 +347,12 @@ impl Assembly<'_> {
 
     fn limit(&self, tier: &Tier) -> Option<LimitStats> {
         let controls = self.known.controls.iter().flatten();
-        let set = controls.filter_map(|entry| match (&entry.target, &entry.setting) {
+        let mut set = controls.filter_map(|entry| match (&entry.target, &entry.setting) {
             (Target::Tier(name), Setting::Limit(limit)) if *name == tier.name => Some(limit),
             _ => None,
         });
         let limits = |limit: &&Limit| limit.rate.is_some() || limit.running.is_some();
-        let limit = set.last().or(tier.limit.as_ref()).filter(limits)?;
+        let limit = set.next_back().or(tier.limit.as_ref()).filter(limits)?;
         Some(LimitStats {
             limit: limit.to_string(),
             is_saturated: self

@@ -137,7 +137,7 @@ impl Scene {
         let requests = (0..number).map(|number| {
             let tier = QUEUES[usize::try_from(number).unwrap_or_default() % QUEUES.len()];
             PublishRequest::named(
-                &format!("{tier}.task_0"),
+                format!("{tier}.task_0"),
                 json!({ "order": number }).to_string().into_bytes(),
             )
         });

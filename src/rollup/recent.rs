@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use sqlx::Row;
+
 use super::table::{Selection, Span, sum};
 use super::{Histogram, UNKNOWN};
 use crate::postgres::PgConnection;
@@ -92,14 +94,13 @@ async fn read_minutes(
     app: &str,
     recent: &mut Recent,
 ) -> Result<(), sqlx::Error> {
-    type Row = (String, f64, i64, i64, i64, i64, i64, f64);
-    let rows: Vec<Row> = sqlx::query_as(
-        "SELECT tier, extract(epoch FROM statement_timestamp() - minute)::float8, \
-            sum(published - delayed + retried + snoozed)::bigint, \
-            sum(done + retried + snoozed + discarded + expired + dead)::bigint, sum(dead)::bigint, \
-            sum(slo_met)::bigint, sum(slo_counted)::bigint, \
+    let rows = sqlx::query(
+        "SELECT tier, extract(epoch FROM statement_timestamp() - minute)::float8 AS age, \
+            sum(published - delayed + retried + snoozed)::bigint AS arrived, \
+            sum(done + retried + snoozed + discarded + expired + dead)::bigint AS ended, sum(dead)::bigint AS dead, \
+            sum(slo_met)::bigint AS slo_met, sum(slo_counted)::bigint AS slo_counted, \
             extract(epoch FROM statement_timestamp() - \
-                (SELECT minute FROM tierline.rollups WHERE app = $1 ORDER BY minute LIMIT 1))::float8 \
+                (SELECT minute FROM tierline.rollups WHERE app = $1 ORDER BY minute LIMIT 1))::float8 AS known_for \
          FROM tierline.rollups \
          WHERE app = $1 AND minute >= date_trunc('minute', statement_timestamp() - interval '1 hour') \
          GROUP BY tier, minute ORDER BY tier, minute DESC LIMIT $2",
@@ -108,16 +109,22 @@ async fn read_minutes(
     .bind(MOST)
     .fetch_all(connection)
     .await?;
-    for (tier, age, arrived, ended, dead, slo_met, slo_counted, known_for) in rows {
-        recent.known_for = seconds(known_for);
-        recent.minutes.entry(tier).or_default().push(Minute {
-            age: seconds(age),
-            arrived: u64::try_from(arrived).unwrap_or_default(),
-            ended: ended.unsigned_abs(),
-            dead: dead.unsigned_abs(),
-            slo_met: slo_met.unsigned_abs(),
-            slo_counted: slo_counted.unsigned_abs(),
-        });
+    for row in rows {
+        // What is delayed may be counted in another minute than what is published.
+        let number = |column: &str| -> Result<u64, sqlx::Error> {
+            Ok(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default())
+        };
+        recent.known_for = seconds(row.try_get("known_for")?);
+        let minute = Minute {
+            age: seconds(row.try_get("age")?),
+            arrived: number("arrived")?,
+            ended: number("ended")?,
+            dead: number("dead")?,
+            slo_met: number("slo_met")?,
+            slo_counted: number("slo_counted")?,
+        };
+        let minutes = recent.minutes.entry(row.try_get("tier")?).or_default();
+        minutes.push(minute);
     }
     Ok(())
 }

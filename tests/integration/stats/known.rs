@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
-use tierline::stats::TierHome;
+use tierline::stats::{TierHome, TierStats};
 
 use super::{CountOrders, Mail, Ship, Shop, shown, tier};
 
@@ -247,5 +247,58 @@ async fn the_management_api_adds_what_amqp_does_not_say() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     app.close().await;
+    shop.app.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_keeps_tasks_from_starting_is_said_to() {
+    let shop = Shop::open().await;
+    let control = shop.app.control().unwrap();
+    control.limit_tier("urgent").running(1).await.unwrap();
+    let idle = shop.tier_when("urgent", |it| it.limit.is_some()).await;
+    assert_eq!(idle.limit.unwrap().is_saturated, Some(false));
+    shop.publish(3, || Ship::Wait).await;
+    let working = shop.work();
+    let is_saturated = |it: &TierStats| {
+        let limit = it.limit.as_ref();
+        limit.is_some_and(|limit| limit.is_saturated == Some(true))
+    };
+    shop.tier_when("urgent", is_saturated).await;
+    let stats = shop.stats().await;
+    assert!(!is_saturated(tier(&stats, "mail")));
+    working.end().await;
+    shop.app.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_of_processes_that_are_gone_become_one() {
+    let shop = Shop::open().await;
+    let pool = shop.pool().await;
+    sqlx::query(
+        "INSERT INTO tierline.tier_reports (app, tier, process, running, last_enqueued, reported_at) \
+         SELECT 'shop', 'normal', gen_random_uuid(), 7, now() - gone * interval '1 hour', now() - gone * interval '1 hour' \
+         FROM generate_series(1, 5) AS gone",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    shop.publish(2, || Ship::Succeed).await;
+    let before = shop.tier_when("normal", |it| it.messages == Some(0)).await;
+    assert_eq!(before.running, Some(0), "what is gone runs nothing");
+    let working = shop.work();
+    shop.tier_when("urgent", |it| it.messages == Some(0)).await;
+    working.end().await;
+    let joined: (i64, bool) = sqlx::query_as(
+        "SELECT count(*), max(last_enqueued) > now() - interval '2 hours' FROM tierline.tier_reports \
+         WHERE tier = 'normal' AND reported_at > now() - interval '1 minute' \
+            AND process = '00000000-0000-0000-0000-000000000000'",
+    )
+    .fetch_one(&pool)
+    .await
+    .unwrap();
+    assert_eq!(joined, (1, true));
+    let silent = "SELECT count(*) FROM tierline.tier_reports WHERE reported_at < now() - interval '1 minute'";
+    let silent: i64 = sqlx::query_scalar(silent).fetch_one(&pool).await.unwrap();
+    assert_eq!(silent, 0);
     shop.app.close().await;
 }

@@ -444,7 +444,7 @@ impl Builder {
         #[cfg(feature = "prometheus")]
         let metrics = metrics.map(|counter| {
             let (metrics, observer) = counter.start(&topology, controls.clone());
-            observers.add(observer);
+            observers.add_first(observer);
             metrics
         });
         let publisher = Publisher::new(

@@ -39,6 +39,8 @@ pub mod topology;
 
 pub mod task;
 
+mod spans;
+
 pub mod message;
 
 pub mod observe;

@@ -45,4 +45,6 @@ mod relay;
 mod schedule;
 mod testing;
 mod topology;
+#[cfg(all(feature = "otel", feature = "postgres"))]
+mod traces;
 mod worker;

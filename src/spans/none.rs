@@ -6,25 +6,25 @@ use super::Processed;
 use crate::task::TaskId;
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Spans;
+pub(crate) struct Spans(());
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PublishSpan;
+pub(crate) struct PublishSpan(());
 
 #[derive(Debug, Default)]
-pub(crate) struct ProcessSpan;
+pub(crate) struct ProcessSpan(());
 
 #[cfg(feature = "postgres")]
 #[derive(Debug, Default)]
-pub(crate) struct RedriveSpan;
+pub(crate) struct RedriveSpan(());
 
 impl Spans {
     pub(crate) fn publish(&self, _task: &str, _traceparent: Option<&str>) -> PublishSpan {
-        PublishSpan
+        PublishSpan(())
     }
 
     pub(crate) fn process(&self, _task: Processed<'_>, _traceparent: Option<&str>) -> ProcessSpan {
-        ProcessSpan
+        ProcessSpan(())
     }
 
     #[cfg(feature = "postgres")]
@@ -34,7 +34,7 @@ impl Spans {
         _task: Option<&str>,
         _traceparent: Option<&str>,
     ) -> RedriveSpan {
-        RedriveSpan
+        RedriveSpan(())
     }
 
     pub(crate) fn current_traceparent(&self) -> Option<String> {

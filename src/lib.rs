@@ -40,6 +40,8 @@ pub mod topology;
 
 pub mod task;
 
+mod spans;
+
 pub mod message;
 
 pub mod observe;

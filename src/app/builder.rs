@@ -28,6 +28,8 @@ use crate::publish::{Connections, Publisher, TraceContext};
 #[cfg(feature = "postgres")]
 use crate::rollup::Recorder;
 use crate::secret::Secret;
+#[cfg(feature = "otel")]
+use crate::spans::Spans;
 use crate::task::{AddedMiddleware, Data, Middleware, Registry};
 use crate::topology::Topology;
 use crate::topology::duration::{IntoDuration, Unreadable};
@@ -67,6 +69,8 @@ pub struct Builder {
     data: Data,
     version: String,
     trace: TraceContext,
+    #[cfg(feature = "otel")]
+    has_spans: bool,
     abort_when_hung: bool,
     connect_timeout: Duration,
     #[cfg(all(feature = "management", feature = "postgres"))]
@@ -101,6 +105,8 @@ impl Builder {
             data: Data::new(),
             version: String::new(),
             trace: TraceContext::default(),
+            #[cfg(feature = "otel")]
+            has_spans: false,
             abort_when_hung: false,
             connect_timeout: CONNECT_TIMEOUT,
             #[cfg(all(feature = "management", feature = "postgres"))]
@@ -296,6 +302,22 @@ impl Builder {
         }
     }
 
+    /// Makes spans of OpenTelemetry, through the tracer provider that is the global one when the app connects: for each
+    /// publish, each run of a handler, what follows on it (`ack`, `retry`, `snooze`, `dead_letter`), and each redrive. Default: none.
+    ///
+    /// A message carries the context of the span that published it as W3C `traceparent`. The span of its handler is a
+    /// child of that one, also in later attempts, and is the current one in the handler: what that publishes, and what
+    /// else it calls, belongs to the same trace without a line of code. Whether a trace is sampled is decided where it begins.
+    ///
+    /// The library uses the API of OpenTelemetry alone. The example `traces` sends spans to a collector.
+    #[cfg(feature = "otel")]
+    pub fn open_telemetry(self) -> Self {
+        Self {
+            has_spans: true,
+            ..self
+        }
+    }
+
     /// The name under which the broker's management shows the connections. Default: `tierline` and
     /// the app's name.
     pub fn connection_name(self, name: impl Into<String>) -> Self {
@@ -378,6 +400,8 @@ impl Builder {
             data,
             version,
             trace,
+            #[cfg(feature = "otel")]
+            has_spans,
             abort_when_hung,
             connect_timeout: _,
             #[cfg(all(feature = "management", feature = "postgres"))]
@@ -385,6 +409,11 @@ impl Builder {
             unreadable,
         } = self;
         unreadable.check()?;
+        #[cfg(feature = "otel")]
+        let trace = match has_spans {
+            true => trace.with_spans(Spans::new(&topology)),
+            false => trace,
+        };
         let tasks = topology.tasks().iter().map(|task| task.name.as_str());
         let middleware = middleware.resolve(Some(&topology), &tasks.collect::<Vec<_>>())?;
         #[cfg(feature = "deadpool-lapin")]
@@ -461,7 +490,7 @@ impl Builder {
         #[cfg(feature = "prometheus")]
         let metrics = metrics.map(|counter| {
             let (metrics, observer) = counter.start(&topology, controls.clone());
-            observers.add(observer);
+            observers.add_first(observer);
             metrics
         });
         let publisher = Publisher::new(

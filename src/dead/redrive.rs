@@ -22,6 +22,7 @@ use crate::observe::{Event, PublishResult};
 use crate::postgres::Time;
 use crate::publish::{Content, DEFAULT_DEADLINE, Outgoing, Publisher};
 use crate::route::{self, RouteRequest};
+use crate::spans::{RedriveSpan, in_current_context};
 use crate::task::Receipt;
 use crate::topology::Topology;
 use crate::{Error, TaskId};
@@ -207,28 +208,31 @@ impl DeadLetters {
         deadline: Instant,
     ) -> Result<(TaskId, String), Error> {
         let dead_letter = claimed.id;
-        // What only an event needs is copied where somebody observes.
-        let died = (!publisher.observers().is_empty())
-            .then(|| (claimed.task.clone(), claimed.tier.clone()));
+        let (name, died_in) = (claimed.task.clone(), claimed.tier.clone());
+        let mut span = RedriveSpan::default();
         let sending = async {
-            let (outgoing, task, tier) = prepare(&self.topology, publisher, claimed, &self.who)?;
+            let (outgoing, task, tier, begun) =
+                prepare(&self.topology, publisher, claimed, &self.who)?;
+            span = begun;
             publisher.forward(outgoing, &task, deadline).await?;
             Ok((task, tier))
         };
         let sent: Result<(TaskId, String), Error> = sending.await;
-        if let Some((name, died_in)) = died {
-            let (id, tier, result) = match &sent {
-                Ok((id, tier)) => (Some(id), tier, PublishResult::Stored),
-                Err(error) => (None, &died_in, PublishResult::Failed(error.kind())),
-            };
-            publisher.observers().emit(&Event::Redriven {
-                dead_letter,
-                name: name.as_deref(),
-                id,
-                tier,
-                result,
-            });
+        match &sent {
+            Ok((_, tier)) => span.ended(tier, None),
+            Err(error) => span.ended(&died_in, Some(error.kind().as_str())),
         }
+        let (id, tier, result) = match &sent {
+            Ok((id, tier)) => (Some(id), tier, PublishResult::Stored),
+            Err(error) => (None, &died_in, PublishResult::Failed(error.kind())),
+        };
+        publisher.observers().emit(&Event::Redriven {
+            dead_letter,
+            name: name.as_deref(),
+            id,
+            tier,
+            result,
+        });
         sent
     }
 
@@ -284,7 +288,7 @@ impl DeadLetters {
 pub(super) async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    match tokio::spawn(work.in_current_span()).await {
+    match tokio::spawn(in_current_context(work.in_current_span())).await {
         Ok(done) => done,
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
@@ -318,7 +322,7 @@ fn prepare(
     publisher: &Publisher,
     claimed: Claimed,
     who: &str,
-) -> Result<(Outgoing, TaskId, String), Error> {
+) -> Result<(Outgoing, TaskId, String, RedriveSpan), Error> {
     let refused = |problem: String| {
         Error::DeadLetter(DeadLetterError::Refused {
             id: claimed.id,
@@ -348,13 +352,19 @@ fn prepare(
     let mut message = redriven_message(&claimed, message, &delivered, who);
     // Its wait for a worker begins now; the time in the log does not count.
     message.due_at = Some(now);
+    let span = publisher.spans().redrive(
+        claimed.id,
+        claimed.task.as_deref(),
+        message.traceparent.as_deref(),
+    );
+    message.traceparent = span.traceparent().or(message.traceparent);
     let content = Content::Forwarded {
         payload: claimed.payload,
         properties: message.follow(&delivered, None),
     };
     let tier = route.tier.clone();
     let letter = Outgoing::new(route, &message.id, content)?;
-    Ok((letter, message.id, tier))
+    Ok((letter, message.id, tier, span))
 }
 
 fn redriven_message(

@@ -29,3 +29,23 @@ pub enum ErrorKind {
     /// The operating system refused something to this process.
     System,
 }
+
+impl ErrorKind {
+    /// The kind in one word, as labels of metrics and attributes of spans have it: `not_found`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::Invalid => "invalid",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::Connection => "connection",
+            Self::Overloaded => "overloaded",
+            Self::Permission => "permission",
+            Self::Mismatch => "mismatch",
+            Self::Unsupported => "unsupported",
+            Self::Refused => "refused",
+            Self::Closed => "closed",
+            Self::System => "system",
+        }
+    }
+}

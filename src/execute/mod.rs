@@ -15,6 +15,7 @@ pub use verdict::Verdict;
 
 use crate::message::{DeadReason, Failure, FailureKind, Message};
 use crate::random;
+use crate::spans::Spans;
 use crate::task::{
     CancelReason, Cancellation, Context, ContextParts, Data, ErrorAdvice, Handling,
     MiddlewareChains, Outcome, Publish, Registration, Registry, RetryPolicy, TaskError,
@@ -37,6 +38,7 @@ pub(crate) struct Executor {
     shutdown: Cancellation,
     clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
     random: Arc<dyn Fn() -> u32 + Send + Sync>,
+    spans: Spans,
 }
 
 impl Executor {
@@ -54,7 +56,13 @@ impl Executor {
             shutdown: Cancellation::new(),
             clock: Arc::new(SystemTime::now),
             random: Arc::new(random::number),
+            spans: Spans::default(),
         }
+    }
+
+    /// What begins spans. Where a handler has one, what it publishes goes on from there. Default: no spans.
+    pub(crate) fn spans(self, spans: Spans) -> Self {
+        Self { spans, ..self }
     }
 
     /// Tells handlers by this signal that their process has begun to shut down: see
@@ -176,7 +184,7 @@ impl Executor {
             enqueued_at: message.enqueued_at,
             deadline: limits.hard.into_std(),
             headers: message.headers.clone(),
-            traceparent: message.traceparent.clone(),
+            traceparent: (self.spans.current_traceparent()).or_else(|| message.traceparent.clone()),
             cancellation: limits.cancellation.clone(),
             shutdown: self.shutdown.clone(),
             data: self.data.clone(),

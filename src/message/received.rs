@@ -10,6 +10,7 @@ use super::identity::{self, Key};
 #[cfg(feature = "postgres")]
 use super::identity::{CompletionKey, Unidentified};
 use super::{Death, Message, Repaired, wire};
+use crate::spans::ProcessSpan;
 use crate::task::TaskId;
 
 /// A delivery's message, and everything that travels on with what follows it.
@@ -36,6 +37,8 @@ pub(crate) struct Received {
     key: OnceLock<Option<Key>>,
     /// How long its handler ran, once that has ended.
     ran: OnceLock<Duration>,
+    /// The span of its handler, once that was started.
+    span: OnceLock<ProcessSpan>,
 }
 
 /// A message that cannot become a task.
@@ -72,6 +75,7 @@ impl Received {
             message: OnceLock::new(),
             key: OnceLock::new(),
             ran: OnceLock::new(),
+            span: OnceLock::new(),
         }
     }
 
@@ -91,6 +95,7 @@ impl Received {
             message: Ok(message).into(),
             key: OnceLock::new(),
             ran: OnceLock::new(),
+            span: OnceLock::new(),
         }
     }
 
@@ -132,6 +137,16 @@ impl Received {
     pub(crate) fn set_ran(&self, ran: Duration) {
         // The watchdog and the handler may both say so; the first one counts.
         let _ = self.ran.set(ran);
+    }
+
+    /// Begins the span of its handler.
+    pub(crate) fn begin_span(&self, begin: impl FnOnce() -> ProcessSpan) -> &ProcessSpan {
+        self.span.get_or_init(begin)
+    }
+
+    /// The span of its handler, if that was started.
+    pub(crate) fn span(&self) -> Option<&ProcessSpan> {
+        self.span.get()
     }
 
     /// How long its handler ran; `None` if none did.

@@ -158,6 +158,14 @@ impl Message {
         repaired: Option<&Repaired>,
     ) -> BasicProperties {
         let mut headers = carried_on(delivered, repaired);
+        // A redrive has a context of its own. A context that was left out for want of room stays out.
+        if let Some(traceparent) = &self.traceparent {
+            let came = delivered.headers().as_ref();
+            let came = came.is_some_and(|it| it.contains_key("traceparent"));
+            if !came || headers.contains_key("traceparent") {
+                insert(&mut headers, "traceparent", long(traceparent));
+            }
+        }
         self.write_own(&mut headers);
         // Also where the id has it: a program of version 1 derives no time.
         self.write_enqueued_at(&mut headers);

@@ -22,6 +22,12 @@ impl Observers {
         self.observers.push(Arc::new(observer));
     }
 
+    /// Before all others: what they hear is counted already.
+    #[cfg(feature = "prometheus")]
+    pub(crate) fn add_first(&mut self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) {
+        self.observers.insert(0, Arc::new(observer));
+    }
+
     /// Whether nobody is told of anything: then an event need not be made.
     pub(crate) fn is_empty(&self) -> bool {
         self.observers.is_empty()

@@ -52,6 +52,7 @@ use crate::control::KnownControls;
 use crate::control::Override;
 use crate::observe::Observers;
 use crate::route::Servers;
+use crate::spans::Spans;
 use crate::task::{Publish, PublishFuture, PublishRequest, Receipt};
 use crate::topology::Topology;
 use crate::topology::Version;
@@ -125,6 +126,7 @@ pub(crate) enum PublisherStatus {
 #[derive(Clone, Default)]
 pub(crate) struct TraceContext {
     current: Option<Arc<CurrentTrace>>,
+    spans: Spans,
 }
 
 type CurrentTrace = dyn Fn() -> Option<String> + Send + Sync;
@@ -133,7 +135,14 @@ impl TraceContext {
     pub(crate) fn new(current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
             current: Some(Arc::new(current)),
+            spans: Spans::default(),
         }
+    }
+
+    /// The same, with spans around publishes.
+    #[cfg(feature = "otel")]
+    pub(crate) fn with_spans(self, spans: Spans) -> Self {
+        Self { spans, ..self }
     }
 
     fn current(&self) -> Option<String> {
@@ -331,6 +340,11 @@ impl Publisher {
     /// What decides where a message goes, beside the map.
     pub(crate) fn servers(&self) -> Servers {
         self.inner.servers(self.broker_version())
+    }
+
+    /// What begins spans.
+    pub(crate) fn spans(&self) -> &Spans {
+        &self.inner.trace.spans
     }
 
     /// Who is told of what happens.

@@ -10,28 +10,35 @@ use super::outgoing::{Content, Outgoing};
 use super::{Confirmed, Inner};
 use crate::observe::{Event, PublishResult};
 use crate::route;
+use crate::spans::PublishSpan;
 use crate::task::{PublishRequest, Receipt};
 use crate::{Error, TaskId};
 
 /// What the event of a publish says of its call.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Call {
     pub(super) begin: Instant,
     delay: Duration,
+    span: PublishSpan,
 }
 
 impl Call {
     /// That of a message that was published before, which has no event.
     pub(super) fn again() -> Self {
-        Self {
-            begin: Instant::now(),
-            delay: Duration::ZERO,
-        }
+        Self::without_span(Instant::now())
     }
 
-    pub(super) fn new(request: &PublishRequest, begin: Instant) -> Self {
-        let delay = request.delay.unwrap_or_default();
-        Self { begin, delay }
+    /// The same, from an earlier time on.
+    pub(super) fn since(self, begin: Instant) -> Self {
+        Self { begin, ..self }
+    }
+
+    fn without_span(begin: Instant) -> Self {
+        Self {
+            begin,
+            delay: Duration::ZERO,
+            span: PublishSpan::default(),
+        }
     }
 }
 
@@ -42,6 +49,23 @@ pub(super) struct Announced<'a> {
 }
 
 impl Inner {
+    /// Begins the call of a publish, and gives its message the context of its trace.
+    pub(super) fn call(&self, request: &mut PublishRequest, begin: Instant) -> Call {
+        if request.traceparent.is_none() {
+            request.traceparent = self.trace.current();
+        }
+        let span = self
+            .trace
+            .spans
+            .publish(&request.task, request.traceparent.as_deref());
+        request.traceparent = span.traceparent().or(request.traceparent.take());
+        Call {
+            begin,
+            delay: request.delay.unwrap_or_default(),
+            span,
+        }
+    }
+
     /// Notes what an event needs before a request is taken apart. `None`: nobody observes.
     pub(super) fn announce(
         &self,
@@ -56,7 +80,10 @@ impl Inner {
             Some(mapped) => Cow::Borrowed(mapped.name.as_str()),
             None => Cow::Owned(request.task.clone()),
         };
-        let call = Call::new(request, begin);
+        let call = Call {
+            delay: request.delay.unwrap_or_default(),
+            ..Call::without_span(begin)
+        };
         Some(Announced { name, call })
     }
 
@@ -113,6 +140,7 @@ impl Inner {
 
     /// Emits the end of a publish that was answered.
     pub(super) fn emit_stored(&self, name: &str, call: Call, receipt: &Receipt) {
+        call.span.ended(&receipt.id, &receipt.tier, None);
         if self.observers.is_empty() {
             return;
         }
@@ -144,6 +172,7 @@ impl Inner {
         tier: &str,
         error: &Error,
     ) {
+        call.span.ended(id, tier, Some(error.kind().as_str()));
         if self.observers.is_empty() {
             return;
         }

@@ -6,7 +6,6 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::attempt::{Patience, PublishAttempt, SendFailure};
-use super::outcome::Call;
 use super::outgoing::{Content, Outgoing};
 use super::pools::Broker;
 use super::{ASSUMED_VERSION, DEFAULT_DEADLINE, Inner, LONGEST_DEADLINE};
@@ -67,10 +66,9 @@ impl Inner {
             self.announce(&request, begin),
             self.version_when_ready(&request, deadline).await,
         )?;
-        let call = Call::new(&request, begin);
         let attempt = self.prepare(request, version)?;
         Ok(PublishAttempt {
-            call,
+            call: attempt.call.since(begin),
             deadline,
             ..attempt
         })
@@ -121,11 +119,8 @@ impl Inner {
         begin: Instant,
     ) -> Result<PublishAttempt, Error> {
         let under_way = self.begin(|| format!("publish task `{}`", request.task))?;
-        if request.traceparent.is_none() {
-            request.traceparent = self.trace.current();
-        }
         let deadline = deadline(&request, begin);
-        let call = Call::new(&request, begin);
+        let call = self.call(&mut request, begin);
         let patience = match request.once {
             true => Patience::UnlessLost,
             false => Patience::Full,

@@ -19,14 +19,15 @@ const TRIED: &str = "publish within a transaction";
 impl Inner {
     pub(super) async fn publish_within(
         &self,
-        request: PublishRequest,
+        mut request: PublishRequest,
         connection: &mut sqlx::PgConnection,
     ) -> Result<Receipt, Error> {
         let _under_way = self.begin(|| TRIED.to_owned())?;
         let writers = self.writers()?;
         let begin = Instant::now();
         let deadline = deadline(&request, begin);
-        let (announced, call) = (self.announce(&request, begin), Call::new(&request, begin));
+        let announced = self.announce(&request, begin);
+        let call = self.call(&mut request, begin);
         self.controls.wait_until_known(deadline).await;
         let prepared = self.row(request, SystemTime::now());
         let (row, receipt) = self.refused(announced, prepared)?;
@@ -34,7 +35,7 @@ impl Inner {
         let inserted = writers.insert_within(connection, rows, deadline).await;
         let mut inserted = inserted.map_err(|failure| {
             let error = insert_error(receipt.id.clone(), &row, failure);
-            self.emit_failed(&row.task, call, &receipt.id, &row.tier, &error);
+            self.emit_failed(&row.task, call.clone(), &receipt.id, &row.tier, &error);
             error
         })?;
         match inserted.pop() {
@@ -58,9 +59,10 @@ impl Inner {
         let (mut latest, mut refused) = (None, None);
         let (mut rows, mut each) = (Vec::new(), Vec::new());
         let mut requests = requests.into_iter();
-        for request in &mut requests {
+        for mut request in &mut requests {
             latest = latest.max(Some(deadline(&request, begin)));
-            let (announced, call) = (self.announce(&request, begin), Call::new(&request, begin));
+            let announced = self.announce(&request, begin);
+            let call = self.call(&mut request, begin);
             match self.row(request, now) {
                 Ok((row, receipt)) => {
                     rows.push(row);
@@ -103,7 +105,7 @@ impl Inner {
     /// Emits the failure of tasks that are stored together or not at all.
     fn none_stored(&self, rows: &[NewRow], each: &[(Receipt, Call)], error: &Error) {
         for (row, (receipt, call)) in rows.iter().zip(each) {
-            self.emit_failed(&row.task, *call, &receipt.id, &row.tier, error);
+            self.emit_failed(&row.task, call.clone(), &receipt.id, &row.tier, error);
         }
     }
 
@@ -115,14 +117,7 @@ impl Inner {
     }
 
     /// The row that a request becomes, in whatever tier, and its receipt.
-    fn row(
-        &self,
-        mut request: PublishRequest,
-        now: SystemTime,
-    ) -> Result<(NewRow, Receipt), Error> {
-        if request.traceparent.is_none() {
-            request.traceparent = self.trace.current();
-        }
+    fn row(&self, request: PublishRequest, now: SystemTime) -> Result<(NewRow, Receipt), Error> {
         let route_request = RouteRequest::Publish {
             priority: request.priority,
             is_row: true,

@@ -25,6 +25,7 @@ use crate::completion::RunningRow;
 use crate::control::Permit;
 use crate::message::{DeadReason, Death, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, Observers, TaskRef};
+use crate::spans::Processed;
 use crate::task::{Cancellation, TaskEnding};
 
 pub(crate) use parked_tasks::ParkedTasks;
@@ -209,6 +210,23 @@ pub(crate) fn no_delays(tier: &str, failure: Option<Failure>) -> Failure {
     }
 }
 
+/// An attempt, for its spans.
+pub(crate) fn processed(task: TaskRef<'_>) -> Processed<'_> {
+    Processed {
+        name: task.name,
+        id: task.id.as_str(),
+        tier: task.tier,
+        attempt: task.attempt,
+    }
+}
+
+/// Ends the span of what follows on a run: it is stored.
+fn settled(received: &Received, operation: &'static str, task: TaskRef<'_>) {
+    if let Some(span) = received.span() {
+        span.settled(operation, processed(task));
+    }
+}
+
 /// Says that the next attempt of a task is stored. `failure` is why the last one failed; `None`: its handler asked for
 /// the delay.
 pub(crate) fn emit_later(
@@ -221,6 +239,11 @@ pub(crate) fn emit_later(
         return;
     };
     let (task, ran) = (task_ref(before), received.ran());
+    settled(
+        received,
+        if failure.is_some() { "retry" } else { "snooze" },
+        task,
+    );
     match failure {
         Some(failure) => {
             let (name, id, attempt) = (task.name, task.id, task.attempt);
@@ -240,6 +263,7 @@ pub(crate) fn emit_later(
 pub(crate) fn emit_dead(observers: &Observers, received: &Received, tier: &str, death: &Death) {
     let (reason, failure) = (death.reason, &death.failure);
     let task = received_task(received, tier);
+    settled(received, "dead_letter", task);
     let (name, id) = (task.name, task.id);
     tracing::warn!(task = name, %id, tier, %reason, %failure, "a dead letter");
     observers.emit(&Event::Dead {

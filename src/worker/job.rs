@@ -15,7 +15,7 @@ use super::{Shared, WIND_DOWN};
 use crate::execute::Verdict;
 use crate::message::{DeadReason, Failure, FailureKind, Message, Received};
 use crate::observe::{Event, Observers, TaskRef};
-use crate::source::{Handle, LeasedRun, Next, dead, task_ref, unmapped, unreadable};
+use crate::source::{Handle, LeasedRun, Next, dead, processed, task_ref, unmapped, unreadable};
 use crate::task::{
     CancelReason, Cancellation, TaskEnding, TaskOptions, TransactionUse, Transactions,
 };
@@ -155,6 +155,9 @@ async fn run(
         .unwrap_or_default();
     let begin = Instant::now();
     let _run = ObservedRun::start(observers, task, waited, begin);
+    let spans = shared.settings.publisher.spans();
+    let traceparent = message.traceparent.as_deref();
+    let span = received.begin_span(|| spans.process(processed(task), traceparent));
     let cancelled = lost.unwrap_or(&shared.cancelled);
     let mut watched = pin!(watched(
         shared,
@@ -177,6 +180,8 @@ async fn run(
         TransactionUse::Completed => Some(Verdict::Done),
         TransactionUse::NotCommitted | TransactionUse::None => None,
     });
+    let (outcome, error) = verdict.as_ref().map_or(("given_back", None), labels);
+    span.ended(outcome, error);
     let is_lost = cancelled.reason() == Some(CancelReason::LeaseLost);
     match verdict {
         // A handler that was told to stop has not failed. If it is done all the same, and no other worker has taken
@@ -279,7 +284,30 @@ async fn watched(
     });
     let handler = pin!(shared.executor.execute(message, cancelled, transactions));
     let handler = watching.watch(handler).instrument(span);
+    let handler = async {
+        match received.span() {
+            Some(span) => span.around(handler).await,
+            None => handler.await,
+        }
+    };
     shared.dropped.run_until_cancelled(handler).await
+}
+
+/// What spans call a verdict, and the kind of its failure.
+fn labels(verdict: &Verdict) -> (&'static str, Option<&str>) {
+    match verdict {
+        Verdict::Done => ("done", None),
+        Verdict::Discarded { .. } => ("discarded", None),
+        Verdict::Expired { .. } => ("expired", None),
+        Verdict::Snooze { .. } => ("snoozed", None),
+        Verdict::Retry { failure, .. } => ("retried", Some(error_type(failure))),
+        Verdict::Dead { failure, .. } => ("dead", Some(error_type(failure))),
+    }
+}
+
+fn error_type(failure: &Failure) -> &str {
+    let known = failure.error_type.as_deref();
+    known.unwrap_or(failure.kind.as_str())
 }
 
 /// Another run of the task has committed.
@@ -313,6 +341,9 @@ fn next(
         Verdict::Done => {
             let ran = ran.unwrap_or_default();
             observers.emit(&Event::Done { task, ran });
+            if let Some(span) = received.span() {
+                span.settled("ack", processed(task));
+            }
             Next::Done(TaskEnding::Done)
         }
         Verdict::Discarded { reason } => {

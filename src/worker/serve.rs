@@ -229,6 +229,7 @@ impl Worker {
             ),
             executor: Executor::new(registry, parts.data, publisher)
                 .middleware(parts.middleware)
+                .spans(parts.publisher.spans().clone())
                 .shutdown_signal(shutting_down.clone()),
             watchdog,
             cancelled,

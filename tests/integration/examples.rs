@@ -18,7 +18,7 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Those that are run here. `testing` is a test itself, which `cargo test` runs.
-const RUN_HERE: [&str; 12] = [
+const RUN_HERE: [&str; 13] = [
     "delayed",
     "hello",
     "middleware",
@@ -30,6 +30,7 @@ const RUN_HERE: [&str; 12] = [
     "schedule",
     "shutdown",
     "tiers",
+    "traces",
     "web",
 ];
 
@@ -67,6 +68,38 @@ async fn hello_greets() {
     assert_eq!(
         place.run("hello").await,
         ["the broker has it, in the tier default", "Hello, world!"]
+    );
+}
+
+#[cfg(feature = "otel")]
+#[tokio::test(flavor = "multi_thread")]
+async fn traces_sends_its_spans_to_a_collector() {
+    let place = Place::new().await;
+    let collector = crate::traces::Collector::receive().await;
+    let mut command = place.command("traces");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url());
+    let lines = Example::start(&mut command).end().await;
+    let trace = lines.iter().find_map(|line| line.strip_prefix("trace "));
+    let trace = u128::from_str_radix(trace.unwrap(), 16)
+        .unwrap()
+        .to_be_bytes();
+    let sent = lines.contains(&"the mail about order 7 is sent".to_owned());
+    assert!(sent, "{lines:?}");
+    let mut names = collector.names(&trace);
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "POST /orders",
+            "ack mail",
+            "ack orders",
+            "process mail",
+            "process mail",
+            "process orders",
+            "publish mail",
+            "publish orders",
+            "retry mail",
+        ]
     );
 }
 

@@ -47,4 +47,6 @@ mod schedule;
 mod stats;
 mod testing;
 mod topology;
+#[cfg(all(feature = "otel", feature = "postgres"))]
+mod traces;
 mod worker;

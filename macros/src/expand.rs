@@ -3,7 +3,7 @@
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Attribute, DeriveInput, ItemFn, LitStr, Path, ReturnType, Signature, Type};
+use syn::{Attribute, DeriveInput, Ident, ItemFn, LitStr, Path, ReturnType, Signature, Type};
 
 use crate::name::uniqueness_guard;
 use crate::options::{ContractOptions, HandlerOptions};
@@ -63,18 +63,18 @@ fn submit(
         library, setters, ..
     } = options;
     let payload = arguments.payload;
-    let context = if arguments.context.is_some() {
-        quote!(context)
-    } else {
-        quote!(_)
-    };
     let running = run(options, arguments, signature);
     // With the function's span on every token, the recorded place is the function's line.
     let span = signature.ident.span();
     let located = respan(library, span);
+    let payload_name = local("payload", span);
+    let context = match arguments.context {
+        Some(_) => local("context", span).into_token_stream(),
+        None => quote!(_),
+    };
     let registration = quote_spanned! {span=>
         #located::__private::registration::<#payload>(
-            |payload, #context| #running,
+            |#payload_name, #context| #running,
             #located::TaskOptions::new()#setters,
         )
     };
@@ -90,8 +90,9 @@ fn submit(
 fn run(options: &HandlerOptions, arguments: &Arguments<'_>, signature: &Signature) -> TokenStream {
     let library = &options.library;
     let context = arguments.context.map(|context| {
+        let name = local("context", context.span());
         quote_spanned! {context.span()=>
-            <#context as #library::__private::SecondArgument>::from_context(context)
+            <#context as #library::__private::SecondArgument>::from_context(#name)
         }
     });
     let span = match &signature.output {
@@ -101,11 +102,18 @@ fn run(options: &HandlerOptions, arguments: &Arguments<'_>, signature: &Signatur
     let library = respan(library, span);
     let mut handler = signature.ident.clone();
     handler.set_span(span);
-    let call = quote_spanned!(span=> #handler(payload, #context));
+    let payload = local("payload", span);
+    let call = quote_spanned!(span=> #handler(#payload, #context));
     match options.blocking {
         None => quote_spanned!(span=> #library::__private::run(#call)),
         Some(_) => quote_spanned!(span=> #library::__private::run_blocking(move || #call)),
     }
+}
+
+/// A variable of the expansion. It is the same one wherever it is, also where the function comes from another macro and its
+/// parts from different places.
+fn local(name: &str, place: Span) -> Ident {
+    Ident::new(name, Span::mixed_site().located_at(place))
 }
 
 fn respan(path: &Path, span: Span) -> TokenStream {

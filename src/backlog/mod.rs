@@ -52,7 +52,7 @@ pub(crate) use finished::remove_finished;
 pub(crate) use keys::{
     Inserted, KEY_ATTEMPT, KeyProblem, KeyedInsert, hold_keys_to_the_end, remove_expired_keys,
 };
-pub(crate) use move_tasks::{Moved, TasksToMove, move_tasks};
+pub(crate) use move_tasks::{Moved, TasksToMove, WalkEnd, move_tasks};
 pub(crate) use notify::{CHANNEL, OLDER, notify_of_older};
 pub(crate) use parked::{
     ClaimedFromLanes, Lane, LaneClaim, LaneKeys, OpenLanes, ParkFrom, Sweep, Unparked,

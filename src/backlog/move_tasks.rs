@@ -34,6 +34,8 @@ const NOTIFY_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct TasksToMove<'a> {
     pub(crate) app: &'a str,
+    /// The numbers of the changes by operators that ask for it. Nothing moves unless all of them are in force.
+    pub(crate) controls: &'a [i64],
     /// Only tasks of these names.
     pub(crate) tasks: Vec<&'a str>,
     pub(crate) from: &'a str,
@@ -54,6 +56,16 @@ pub(crate) struct Moved {
     pub(crate) too_old: u64,
     /// How many others had locked.
     pub(crate) locked: u64,
+}
+
+/// How a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WalkEnd {
+    /// At the end of the rows.
+    Complete,
+    OutOfTime,
+    /// The operator's change is not in force any more.
+    NotInForce,
 }
 
 /// Where the next statement begins.
@@ -154,8 +166,7 @@ const PARKED: &str = "WITH found AS MATERIALIZED ( \
         ARRAY(SELECT id FROM locked) AS lanes, rank, due_at, id \
      FROM walked ORDER BY (rank, due_at, id) DESC LIMIT 1";
 
-/// Walks once over the rows of a tier, until `end` at the latest, and adds to `moved` what it did. Returns whether it came
-/// to the end of them.
+/// Walks once over the rows of a tier, until `end` at the latest, and adds to `moved` what it did.
 ///
 /// # Errors
 /// As every use of the database. What was moved before is counted.
@@ -164,7 +175,7 @@ pub(crate) async fn move_tasks(
     tasks: &TasksToMove<'_>,
     end: Instant,
     moved: &mut Moved,
-) -> Result<bool, Error> {
+) -> Result<WalkEnd, Error> {
     let TasksToMove { app, from, to, .. } = tasks;
     let mut connection = connection(database);
     let numbering = connection.within(LIMIT, "look tiers up", async |connection| {
@@ -180,9 +191,8 @@ pub(crate) async fn move_tasks(
     for statement in [SCHEDULED, READY, PARKED] {
         let (mut place, mut must_notify) = (None, false);
         loop {
-            let is_over = Instant::now() >= end;
-            let some = match is_over {
-                true => None,
+            let step = match Instant::now() >= end {
+                true => Step::End(WalkEnd::OutOfTime),
                 false => {
                     let moving = connection.within(LIMIT, "move tasks to another tier", {
                         async |connection| {
@@ -192,8 +202,11 @@ pub(crate) async fn move_tasks(
                     moving.await?
                 }
             };
-            let is_last = some.is_none();
-            if let Some((some, last)) = some {
+            let ended = match step {
+                Step::End(end) => Some(end),
+                Step::Moved(..) => None,
+            };
+            if let Step::Moved(some, last) = step {
                 moved.count += some.count;
                 moved.too_old += some.too_old;
                 moved.locked += some.locked;
@@ -201,34 +214,51 @@ pub(crate) async fn move_tasks(
                 place = Some(last);
             }
             let is_soon = notified_at.is_some_and(|at: Instant| at.elapsed() < NOTIFY_EVERY);
-            if must_notify && (is_last || !is_soon) {
+            if must_notify && (ended.is_some() || !is_soon) {
                 let notifying = connection.within(LIMIT, "notify workers", async |connection| {
                     notify_of_older(connection, app, to).await
                 });
                 notifying.await?;
                 (must_notify, notified_at) = (false, Some(Instant::now()));
             }
-            if is_over {
-                return Ok(false);
-            }
-            if is_last {
-                break;
+            match ended {
+                None => {}
+                Some(WalkEnd::Complete) => break,
+                Some(end) => return Ok(end),
             }
         }
     }
-    Ok(true)
+    Ok(WalkEnd::Complete)
 }
 
-/// `None`: there are no more rows.
+/// What one statement did.
+enum Step {
+    /// It walked up to this place.
+    Moved(Moved, Place),
+    /// There is nothing more for it to do.
+    End(WalkEnd),
+}
+
 async fn move_some(
     connection: &mut PgConnection<'_>,
     statement: &'static str,
     tasks: &TasksToMove<'_>,
     (from, to): (i32, i32),
     place: Option<&Place>,
-) -> Result<Option<(Moved, Place)>, sqlx::Error> {
+) -> Result<Step, sqlx::Error> {
     let priorities = &tasks.priorities;
     let mut transaction = connection.begin().await?;
+    // Who ends the change waits for this statement, so that nothing moves after the end.
+    let in_force = sqlx::query(
+        "SELECT FROM tierline.controls WHERE id = ANY($1) AND (until IS NULL OR until > clock_timestamp()) \
+         ORDER BY id FOR SHARE",
+    )
+    .bind(tasks.controls)
+    .fetch_all(&mut *transaction)
+    .await?;
+    if in_force.len() < tasks.controls.len() {
+        return Ok(Step::End(WalkEnd::NotInForce));
+    }
     let row = sqlx::query(statement)
         .bind(from)
         .bind(to)
@@ -244,7 +274,7 @@ async fn move_some(
         .fetch_optional(&mut *transaction)
         .await?;
     let Some(row) = row else {
-        return Ok(None);
+        return Ok(Step::End(WalkEnd::Complete));
     };
     if statement == PARKED {
         let lanes: Vec<i64> = row.try_get("lanes")?;
@@ -266,5 +296,5 @@ async fn move_some(
         due_at,
         id: row.try_get("id")?,
     };
-    Ok(Some((moved, place)))
+    Ok(Step::Moved(moved, place))
 }

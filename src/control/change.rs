@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::Control;
 use super::entry::{ControlEntry, Setting, Target};
+use super::overriding::prefixes;
 use super::overriding::rows::note_of_end;
 use super::snapshot::Snapshot;
 use super::table::{Reason, begin, end, in_force, lock, snapshot_of};
@@ -131,6 +132,8 @@ impl Change {
             _ => Vec::new(),
         };
         if after.is_none() && before.is_none() {
+            // What is in force for a name that the map has lost can be ended. This was not.
+            self.check_name()?;
             let note = format!("{} was not {}", self.target, self.kind.participle());
             notes.insert(0, note);
         }
@@ -160,7 +163,8 @@ impl Change {
                     };
                     let (target, stored) = (&self.target, setting.to_json());
                     let entry = begin(&mut transaction, app, target, setting, &stored, reason);
-                    Some(entry.await?)
+                    let (_, entry) = entry.await?;
+                    Some(entry)
                 }
             };
             if before.is_some() || after.is_some() {
@@ -196,10 +200,14 @@ impl Change {
         if self.target.name().contains('\0') {
             return Err(self.invalid("a name has no NUL in it".to_owned()));
         }
-        // What is in force for a name that the map has lost can be ended.
-        if let Kind::End(_) = self.kind {
-            return Ok(());
+        match self.kind {
+            Kind::Begin(_) => self.check_name(),
+            Kind::End(_) => Ok(()),
         }
+    }
+
+    /// Refuses a name that the map does not have.
+    fn check_name(&self) -> Result<(), Error> {
         let topology = &self.control.topology;
         let name = self.target.name();
         let names: Vec<&str> = match &self.target {
@@ -210,8 +218,14 @@ impl Change {
                 .map(|it| it.name.as_str())
                 .collect(),
             Target::Task(_) => topology.tasks().iter().map(|it| it.name.as_str()).collect(),
-            // Only an override is about a prefix, and checks it itself.
-            Target::Prefix(_) => return Ok(()),
+            Target::Prefix(prefix) => {
+                let tasks = topology.tasks().iter();
+                let tasks = tasks.map(|it| it.name.as_str());
+                if tasks.clone().any(|it| it.starts_with(prefix.as_str())) {
+                    return Ok(());
+                }
+                tasks.flat_map(prefixes).collect()
+            }
         };
         if names.contains(&name) {
             return Ok(());
@@ -219,7 +233,10 @@ impl Change {
         Err(Error::Control(ControlError::Unknown(Box::new(
             UnknownName {
                 tried: self.words().into(),
-                what: self.target.kind(),
+                what: match self.target {
+                    Target::Prefix(_) => "task that begins with",
+                    _ => self.target.kind(),
+                },
                 name: name.into(),
                 near: near_miss(name, names.iter().copied()).map(Into::into),
                 app: topology.app().into(),

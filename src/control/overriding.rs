@@ -138,10 +138,11 @@ impl Overriding {
         let Stored {
             before,
             after,
+            numbers,
             mut rows,
             mut notes,
         } = stored;
-        let moved = self.move_rows(&mut rows, &mut notes).await;
+        let moved = self.move_rows(&mut rows, &numbers, &mut notes).await;
         let waiting = self.waiting(&rows, &mut notes).await;
         notes.extend(self.notes_of_priority());
         notes.extend(self.notes_of_length());
@@ -156,8 +157,9 @@ impl Overriding {
 
     async fn check_and_store(&self) -> Result<Stored, Error> {
         let notes = self.check_processes().await?;
-        let stored = self.store().await?;
-        Ok(Stored { notes, ..stored })
+        let mut stored = self.store().await?;
+        stored.notes.splice(0..0, notes);
+        Ok(stored)
     }
 
     /// The tasks of the map that the targets name.
@@ -315,10 +317,10 @@ impl Overriding {
                 // The SQL function tierline.publish looks it up.
                 add_backlogs(&mut transaction, app, &[tier]).await?;
             }
-            let (mut before, mut after) = (Vec::new(), Vec::new());
+            let (mut before, mut after, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
             for target in &self.targets {
                 let ended = end(&mut transaction, app, setting.kind(), target).await?;
-                let begun =
+                let (number, begun) =
                     begin(&mut transaction, app, target, &setting, &for_sql, reason).await?;
                 let action = Action {
                     app,
@@ -332,6 +334,7 @@ impl Overriding {
                 record(&mut transaction, &action).await?;
                 before.extend(ended);
                 after.push(begun);
+                numbers.push(number);
             }
             let now = in_force(&mut transaction, app).await?;
             let overridden = tiers_of_overrides(&mut transaction, app).await?;
@@ -339,8 +342,9 @@ impl Overriding {
             Ok(Stored {
                 before,
                 after,
+                numbers,
+                notes: self.notes_of_tier(&now),
                 rows: self.rows_to_move(&overridden, &snapshot_of(topology, &now)),
-                notes: Vec::new(),
             })
         };
         database
@@ -397,6 +401,30 @@ impl Overriding {
             });
         }
         waiting
+    }
+
+    /// What keeps the tasks waiting in the tier that they go to.
+    fn notes_of_tier(&self, now: &[ControlEntry]) -> Vec<String> {
+        let Some(tier) = &self.tier else {
+            return Vec::new();
+        };
+        let group = self.control.topology.group_of(tier);
+        let notes = now.iter().filter_map(|entry| {
+            let (target, who) = (&entry.target, &entry.who);
+            match (target, &entry.setting) {
+                (Target::Tier(name), Setting::Pause) if name == tier => {}
+                (Target::Group(name), Setting::Pause)
+                    if group.is_some_and(|it| it.name == *name) => {}
+                (Target::Tier(name), Setting::Limit(limit)) if name == tier => {
+                    return Some(format!("{target} is limited to {limit}, by {who}"));
+                }
+                _ => return None,
+            }
+            Some(format!(
+                "{target} is paused, by {who}: the tasks wait there"
+            ))
+        });
+        notes.collect()
     }
 
     fn notes_of_priority(&self) -> Option<String> {
@@ -478,11 +506,13 @@ struct Stored {
     /// What was in force before for the same names.
     before: Vec<ControlEntry>,
     after: Vec<ControlEntry>,
+    /// Of `after`.
+    numbers: Vec<i64>,
     rows: Vec<RowsToMove>,
     notes: Vec<String>,
 }
 
 /// The beginnings of a name that end with a dot: `mail.` and `mail.news.` of `mail.news.weekly`.
-fn prefixes(name: &str) -> impl Iterator<Item = &str> + Clone {
+pub(super) fn prefixes(name: &str) -> impl Iterator<Item = &str> + Clone {
     name.match_indices('.').map(|(dot, _)| &name[..=dot])
 }

@@ -305,7 +305,7 @@ pub(super) struct Reason<'a> {
     pub(super) length: Option<Duration>,
 }
 
-/// Puts a change in force. `stored` is its setting, with what else is to be known of it in the database.
+/// Puts a change in force, and returns its number. `stored` is its setting, with what else is to be known of it in the database.
 pub(super) async fn begin(
     connection: &mut PgConnection<'_>,
     app: &str,
@@ -313,11 +313,11 @@ pub(super) async fn begin(
     setting: &Setting,
     stored: &Value,
     reason: Reason<'_>,
-) -> Result<ControlEntry, sqlx::Error> {
+) -> Result<(i64, ControlEntry), sqlx::Error> {
     let Reason { who, why, length } = reason;
     let row = sqlx::query(
         "INSERT INTO tierline.controls (app, kind, target_kind, target, setting, who, why, until) \
-         VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7, clock_timestamp() + make_interval(secs => $8)) RETURNING since, until",
+         VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7, clock_timestamp() + make_interval(secs => $8)) RETURNING id, since, until",
     )
     .bind(app)
     .bind(setting.kind())
@@ -332,12 +332,13 @@ pub(super) async fn begin(
     let Time(since) = row.try_get("since")?;
     let until: Option<Time> = row.try_get("until")?;
     let until: Option<SystemTime> = until.map(|Time(at)| at);
-    Ok(ControlEntry {
+    let entry = ControlEntry {
         target: target.clone(),
         setting: setting.clone(),
         who: who.to_owned(),
         why: why.to_owned(),
         since,
         until,
-    })
+    };
+    Ok((row.try_get("id")?, entry))
 }

@@ -246,6 +246,20 @@ fn a_share_counts_from_the_answer_that_grants_it() {
 }
 
 #[test]
+fn a_process_that_stood_still_before_it_read_an_answer_starts_nothing() {
+    let limit = limit(Some("10/s"), 10, None);
+    let (begin, parts) = (Instant::now(), LimitParts::of(&limit));
+    let mut local = Local::new(&limit, begin, UNIX_EPOCH);
+    assert_eq!(local.try_start(begin), Start::No { is_new: true });
+    let report = local.report(begin);
+    let outcome = Pool::empty(1e9).round(parts, &report, &[], 1e9);
+    let later = begin + Duration::from_secs(60);
+    local.answered(outcome.answer.as_ref(), begin, later);
+    // Others may have taken its share meanwhile.
+    assert_eq!(local.startable(later + Duration::from_secs(1)), 0);
+}
+
+#[test]
 fn a_process_whose_machine_slept_starts_nothing_until_a_round_is_answered() {
     let mut world = World::new(limit(Some("100/s"), 10, Some(5)), 2);
     world.run(Duration::from_secs(5));

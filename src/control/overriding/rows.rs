@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::Overriding;
 use super::handlers::listed;
 use crate::Error;
-use crate::backlog::{Moved, TasksLeft, TasksToMove, count_tasks_left, move_tasks};
+use crate::backlog::{Moved, TasksLeft, TasksToMove, WalkEnd, count_tasks_left, move_tasks};
 use crate::control::entry::Target;
 use crate::control::known::KNOWN_WITHIN;
 use crate::control::snapshot::Snapshot;
@@ -73,7 +73,13 @@ impl Overriding {
 
     /// Moves the waiting rows. The override is in force by now, so a failure is a note. The more urgent tiers of the map
     /// come first.
-    pub(super) async fn move_rows(&self, all: &mut [RowsToMove], notes: &mut Vec<String>) -> u64 {
+    /// They move as long as the overrides with these `numbers` are in force: another operator may set another one meanwhile.
+    pub(super) async fn move_rows(
+        &self,
+        all: &mut [RowsToMove],
+        numbers: &[i64],
+        notes: &mut Vec<String>,
+    ) -> u64 {
         if all.is_empty() {
             return 0;
         }
@@ -87,11 +93,17 @@ impl Overriding {
         for walk in 1..=WALKS {
             for rows in all.iter_mut().filter(|rows| !rows.is_done) {
                 rows.last = Moved::default();
-                let done = self.walk(rows, end).await;
+                let walk = self.walk(rows, numbers, end).await;
                 moved += rows.last.count;
+                if let Ok(WalkEnd::NotInForce) = walk {
+                    notes.push(
+                        "the override has ended or was replaced, and no more rows move; see what is in force".to_owned(),
+                    );
+                    return moved;
+                }
                 let is_settled = rows.last.count == 0 && rows.last.locked == 0;
-                rows.is_done = is_settled || !matches!(done, Ok(true));
-                notes.extend(not_done(rows, done));
+                rows.is_done = is_settled || !matches!(walk, Ok(WalkEnd::Complete));
+                notes.extend(not_done(rows, walk));
             }
             if walk == WALKS || all.iter().all(|rows| rows.is_done) {
                 break;
@@ -104,13 +116,19 @@ impl Overriding {
         moved
     }
 
-    async fn walk(&self, rows: &mut RowsToMove, end: Instant) -> Result<bool, Error> {
+    async fn walk(
+        &self,
+        rows: &mut RowsToMove,
+        numbers: &[i64],
+        end: Instant,
+    ) -> Result<WalkEnd, Error> {
         let topology = &self.control.topology;
         let (Some(from), Some(to)) = (topology.tier(&rows.from), topology.tier(&rows.to)) else {
-            return Ok(true);
+            return Ok(WalkEnd::Complete);
         };
         let tasks = TasksToMove {
             app: topology.app(),
+            controls: numbers,
             tasks: rows.names(),
             from: &from.name,
             to: &to.name,
@@ -167,11 +185,11 @@ impl RowsToMove {
 }
 
 /// Why a walk came to no end.
-fn not_done(rows: &RowsToMove, done: Result<bool, Error>) -> Option<String> {
+fn not_done(rows: &RowsToMove, walk: Result<WalkEnd, Error>) -> Option<String> {
     let from = &rows.from;
-    match done {
-        Ok(true) => None,
-        Ok(false) => Some(format!(
+    match walk {
+        Ok(WalkEnd::Complete | WalkEnd::NotInForce) => None,
+        Ok(WalkEnd::OutOfTime) => Some(format!(
             "not all rows of tier {from} have moved within {}; {AGAIN}",
             show_duration(LONGEST_MOVE)
         )),

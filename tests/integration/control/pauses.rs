@@ -196,6 +196,17 @@ async fn what_the_map_does_not_have_cannot_be_paused_and_everything_is_on_record
             "{error}"
         );
     }
+    for (change, near) in [
+        (control.resume_tier("norml"), "normal"),
+        (control.unlimit_task("order.shp"), "order.ship"),
+        (control.end_override_prefix("ordr."), "order."),
+    ] {
+        let error = change.await.unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("did you mean {near:?}?")),
+            "{error}"
+        );
+    }
     let error = control
         .pause_tier("normal")
         .lasting("0s")

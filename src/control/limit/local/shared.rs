@@ -190,7 +190,8 @@ impl Local {
         now: Instant,
     ) -> bool {
         let was_stalled = self.is_stalled(now);
-        self.share.ticked = (now, self.wall);
+        // An answer that is old says nothing of what others hold by now.
+        self.share.ticked = (sent, self.wall);
         let Some(answer) = answer else {
             // Others may have its share by now.
             self.lower(&Share::default());

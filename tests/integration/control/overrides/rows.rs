@@ -152,3 +152,49 @@ async fn what_an_override_moved_that_has_ended_can_be_moved_again_and_back() {
         "{ended:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_override_that_was_replaced_moves_no_more_rows() {
+    let shop = Shop::open().await;
+    shop.add_idle_worker().await;
+    shop.publish_sends(0..10).await;
+    let first = shop.control.override_task("report.send").tier("bulk");
+    let first = tokio::spawn(first.into_future());
+    until(async || !shop.control.list().await.unwrap().is_empty()).await;
+    let second = shop.control.override_task("report.send").tier("fresh");
+    let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap());
+    assert!(says(&first, "has ended or was replaced"), "{first:?}");
+    assert!(!says(&first, "again"), "{first:?}");
+    assert_eq!((first.moved, second.moved), (0, 10));
+    assert_eq!(shop.ready_in("fresh").await, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_override_that_is_over_before_its_rows_have_moved_moves_none() {
+    let shop = Shop::open().await;
+    shop.add_idle_worker().await;
+    shop.publish_sends(0..3).await;
+    let short = shop.control.override_task("report.send").tier("bulk");
+    let short = short.lasting("1s").await.unwrap();
+    assert!(says(&short, "has ended or was replaced"), "{short:?}");
+    assert_eq!((short.moved, shop.ready_in("rows").await), (0, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_names_what_holds_up_the_tier_that_tasks_go_to() {
+    let shop = Shop::open().await;
+    shop.add_idle_worker().await;
+    let control = shop.control.clone().by("ada");
+    control.pause_tier("bulk").await.unwrap();
+    control.pause_group("slow").await.unwrap();
+    control.limit_tier("bulk").rate("5/m").await.unwrap();
+    let overridden = control.override_task("report.send").tier("bulk");
+    let overridden = overridden.await.unwrap();
+    for note in [
+        "tier bulk is paused, by ada: the tasks wait there",
+        "group slow is paused, by ada: the tasks wait there",
+        "tier bulk is limited to 5/m",
+    ] {
+        assert!(says(&overridden, note), "{overridden:?}");
+    }
+}

@@ -73,7 +73,7 @@ async fn what_is_paused_and_has_waited_for_long_before_a_worker_comes_stays_wher
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_whose_tasks_have_all_expired_hold_up_no_other_key() {
-    let servers = Servers::start(map(r#"ttl = "3s""#, SHIP, r#""normal""#, 1)).await;
+    let servers = Servers::start(map(r#"ttl = "8s""#, SHIP, r#""normal""#, 1)).await;
     let runs = Runs::held();
     let worker = servers.worker(&runs).await;
     publish(&worker, (0..200).map(|order| (order, format!("c{order}")))).await;

@@ -43,7 +43,10 @@ fn setting(after: &Value) -> String {
     let shown: serde_json::Map<String, Value> = shown
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
-    fields(&Value::Object(shown))
+    match after["kind"].as_str() {
+        Some("limit") if shown.is_empty() => "no limit".to_owned(),
+        _ => fields(&Value::Object(shown)),
+    }
 }
 
 /// `task mail.send` of `{"task": "mail.send"}`.

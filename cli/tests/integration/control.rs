@@ -192,7 +192,11 @@ async fn an_operator_pauses_limits_and_resumes() {
     let text = shop.well(&["audit", "--limit", "2"]).await;
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    assert!(lines[1].contains("unlimit tier"), "{text}");
+    assert!(lines[1].contains("unlimit tier  tier low"), "{text}");
+    assert!(
+        lines[2].contains("limit tier    tier low  no limit"),
+        "{text}"
+    );
     let number = lines[2].split(' ').next().unwrap();
     let log = shop.json(&["audit", "--before", number]).await;
     let actions = log["entries"].as_array().unwrap().iter();
@@ -219,8 +223,9 @@ async fn an_operator_overrides_tasks_and_looks_at_processes() {
         "{text}"
     );
     assert_eq!(lines[2], "rows moved: 0");
+    let paused = "note: group all is paused, by ada: the tasks wait there";
     let empty = "note: the queue of tier high is empty; delayed messages may come to it";
-    assert_eq!(lines[3], empty);
+    assert_eq!(lines[3..5], [paused, empty]);
     let prefix = ["override", "prefix", "report.", "--tier", "low"];
     let mut command = shop.command(&prefix);
     command

@@ -3,7 +3,7 @@
 use futures_util::{StreamExt, stream};
 use tierline::task::PublishRequest;
 
-use super::{Process, Runs, Servers, Ship, until};
+use super::{Notify, Process, Runs, Servers, Ship, until};
 
 const SHIP: &str = r#"{ tier = "normal", limit = { per = "customer", running = 1 } }"#;
 const NOTIFY: &str = r#"{ tier = "normal", limit = { per = "order", running = 1 } }"#;
@@ -101,7 +101,10 @@ async fn tasks_with_keys_share_the_slots_of_their_tier() {
             (0..300).map(|order| (order, format!("c{order}"))),
         )
         .await;
-        publisher.publish_notifies(0..300).await;
+        for order in 0..300 {
+            let notify = publisher.app.publish(Notify { order });
+            notify.limit_key(order.to_string()).await.unwrap();
+        }
         let worker = servers.worker(&runs).await;
         until(async || worker.heard.count("done") == 600).await;
         let started = runs.started.lock().unwrap().clone();

@@ -162,7 +162,8 @@ async fn an_override_that_was_replaced_moves_no_more_rows() {
     let first = tokio::spawn(first.into_future());
     until(async || !shop.control.list().await.unwrap().is_empty()).await;
     let second = shop.control.override_task("report.send").tier("fresh");
-    let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap());
+    let second = second.await.unwrap();
+    let first = first.await.unwrap().unwrap();
     assert!(says(&first, "has ended or was replaced"), "{first:?}");
     assert!(!says(&first, "again"), "{first:?}");
     assert_eq!((first.moved, second.moved), (0, 10));

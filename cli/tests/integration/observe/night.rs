@@ -171,12 +171,18 @@ impl Watch {
         self.fired.iter().any(|(it, ..)| it.1 == name && it.2 == of)
     }
 
-    fn print(&self) {
-        println!("| alert | of | severity | fired | resolved |\n|---|---|---|---|---|");
+    /// The alerts that have fired, as a table.
+    fn alerts(&self) -> String {
+        let head = "| alert | of | severity | fired | resolved |\n|---|---|---|---|---|\n";
+        let mut text = head.to_owned();
         for ((severity, name, of), begin, end) in &self.fired {
             let end = end.map_or("not yet".to_owned(), |end| format!("{end:.1} s"));
-            println!("| {name} | {of} | {severity} | {begin:.1} s | {end} |");
+            let _ = writeln!(
+                text,
+                "| {name} | {of} | {severity} | {begin:.1} s | {end} |"
+            );
         }
+        text
     }
 }
 
@@ -268,7 +274,7 @@ async fn a_night_on_real_servers_raises_the_alerts_of_its_faults_and_fills_the_d
         it.firing().all(has_resolved)
     };
     watch.until(&desk, "all is well again", is_well).await;
-    watch.print();
+    println!("{}", watch.alerts());
     assert!(!watch.has_fired("TierlineStatsIncomplete", ""));
     let errors = watch.prometheus.rule_errors().await.unwrap();
     assert!(errors.is_empty(), "{errors:#?}");
@@ -329,7 +335,7 @@ async fn workers_of_rows_that_are_gone_raise_an_alert_until_they_are_back() {
     let calls = Process::start(&hotel, &servers, &address, &["calls"]).await;
     let is_well = |it: &Watch| !nobody(it);
     watch.until(&desk, "they are back", is_well).await;
-    watch.print();
+    println!("{}", watch.alerts());
     for process in [desk, calls] {
         process.end().await;
     }
@@ -349,6 +355,7 @@ fn table(hotel: &Topology, watch: &Watch) -> String {
         OUTAGE.as_secs(),
         STOPPED.as_secs()
     );
+    let _ = write!(text, "\n## Alerts of that night\n\n{}", watch.alerts());
     let mut row = "";
     for (panel, (_, answer)) in panels.iter().zip(&watch.panels) {
         if row != panel.row {

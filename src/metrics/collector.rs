@@ -54,9 +54,13 @@ impl Counters {
     }
 
     fn encode_tasks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        // Of a histogram that begins with its first start, `increase()` and `rate()` would never see that one.
+        let none = AtomicHistogram::new(&self.wait_edges);
         let waits = self.cells().filter_map(|cell| {
-            let wait = cell.counts?.wait.read(&self.wait_edges);
-            (wait.count > 0).then(|| (cell.labels([]), wait))
+            let wait = cell.counts.map_or(&none, |it| &it.wait);
+            let wait = wait.read(&self.wait_edges);
+            let is_shown = wait.count > 0 || cell.is_worked;
+            is_shown.then(|| (cell.labels([]), wait))
         });
         histograms(
             encoder,
@@ -97,8 +101,9 @@ impl Counters {
                 .iter()
                 .enumerate()
                 .filter_map(move |(index, reason)| {
-                    let count = load(&cell.counts?.dead[index]);
-                    (count > 0).then(|| (cell.labels([("reason", *reason)]), count))
+                    let count = cell.counts.map_or(0, |it| load(&it.dead[index]));
+                    let is_shown = count > 0 || cell.is_worked;
+                    is_shown.then(|| (cell.labels([("reason", *reason)]), count))
                 })
         });
         counters(
@@ -253,12 +258,15 @@ impl Counters {
 
     fn encode_schedules(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let late = self.schedule_late.read(&self.edges);
-        histogram(
-            encoder,
-            "tierline_schedule_late_seconds",
-            "Time from when a run of a schedule was due to when it was published",
-            late,
-        )?;
+        let has_schedules = self.schedules.len() > 1;
+        if late.count > 0 || has_schedules {
+            histogram(
+                encoder,
+                "tierline_schedule_late_seconds",
+                "Time from when a run of a schedule was due to when it was published",
+                late,
+            )?;
+        }
         let counts = |of: fn(&super::counters::ScheduleCounts) -> &AtomicU64| {
             let schedules = self.schedules.iter().enumerate();
             schedules.filter_map(move |(index, schedule)| {

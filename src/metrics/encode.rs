@@ -67,9 +67,6 @@ pub(super) fn histogram(
     help: &str,
     read: Read,
 ) -> fmt::Result {
-    if read.count == 0 {
-        return Ok(());
-    }
     let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     encoder.encode_histogram::<NoLabelSet>(read.sum, read.count, &read.buckets, None)
 }

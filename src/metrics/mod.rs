@@ -35,7 +35,7 @@
 //!
 //! | metric | what it shows |
 //! |---|---|
-//! | `tierline_waiting{tier}`, `tierline_oldest_wait_seconds{tier}` | what waits and is due, and for how long the oldest has |
+//! | `tierline_waiting{tier}`, `tierline_oldest_wait_seconds{tier}` | what waits and is due, and for how long the oldest has: 0 where nothing waits, absent where it is not known |
 //! | `tierline_consumers{tier}`, `tierline_processes{group}` | consumers of the queue, and live processes |
 //! | `tierline_scheduled{tier}`, `tierline_parked{tier}` | rows that are due later, or held back |
 //! | `tierline_dead_letters{tier,state}` | `dead`, `redriving`, `redriven`, `discarded` in the log; `uncollected` in the queue |

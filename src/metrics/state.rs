@@ -113,7 +113,7 @@ const OF_TIERS: [(&str, &str, OfTier); 8] = [
     (
         "tierline_oldest_wait_seconds",
         "Time that the oldest waiting task has waited; an estimate for a queue",
-        |it| Some(it.oldest?.age.as_secs_f64()),
+        oldest_wait,
     ),
     (
         "tierline_consumers",
@@ -146,6 +146,14 @@ const OF_TIERS: [(&str, &str, OfTier); 8] = [
         |it| Some(it.relay_waiting?.count as f64),
     ),
 ];
+
+/// `None`: it is not known. What does not wait has waited for 0 s, so that a line falls when the last task has started.
+fn oldest_wait(tier: &TierStats) -> Option<f64> {
+    match &tier.oldest {
+        Some(oldest) => Some(oldest.age.as_secs_f64()),
+        None => (tier.waiting?.count == 0).then_some(0.0),
+    }
+}
 
 fn encode_tiers(encoder: &mut DescriptorEncoder<'_>, tiers: &[TierStats]) -> fmt::Result {
     for (name, help, value) in OF_TIERS {

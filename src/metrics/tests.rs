@@ -219,6 +219,14 @@ async fn every_event_that_counts_is_counted_under_its_labels() {
             r#"tierline_tasks_total{tier="bulk",task="report.export",outcome="dead"}"#,
             0.0,
         ),
+        (
+            r#"tierline_wait_seconds_count{tier="bulk",task="report.export"}"#,
+            0.0,
+        ),
+        (
+            r#"tierline_dead_total{tier="bulk",task="report.export",reason="retries_exhausted"}"#,
+            0.0,
+        ),
         (r#"tierline_slo_tasks_total{tier="mail",met="true"}"#, 1.0),
         (r#"tierline_slo_tasks_total{tier="mail",met="false"}"#, 3.0),
         (r#"tierline_slo_seconds{tier="mail"}"#, 7.0),

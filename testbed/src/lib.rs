@@ -29,7 +29,7 @@ pub use cargo::cargo;
 pub use folder::{KEEP, target, wait_until_clean};
 pub use postgres::{Database, PgBouncer, PoolMode, Postgres};
 pub use process::Foreground;
-pub use prometheus::{FiringAlert, Prometheus, Promtool};
+pub use prometheus::{FiringAlert, Prometheus, Promtool, ScrapeTarget};
 pub use provide::programs;
 pub use proxy::{Network, Proxy};
 pub use python::Python;

@@ -30,6 +30,34 @@ pub struct Prometheus {
     _folder: Folder,
 }
 
+/// What a Prometheus scrapes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScrapeTarget {
+    address: String,
+    path: String,
+    token: Option<String>,
+}
+
+impl ScrapeTarget {
+    /// `/metrics` of an address (`127.0.0.1:9000`) that answers everybody.
+    pub fn open(address: &str) -> Self {
+        Self {
+            address: address.to_owned(),
+            path: "/metrics".to_owned(),
+            token: None,
+        }
+    }
+
+    /// A path of an address that wants this bearer token.
+    pub fn guarded(address: &str, path: &str, token: &str) -> Self {
+        Self {
+            address: address.to_owned(),
+            path: path.to_owned(),
+            token: Some(token.to_owned()),
+        }
+    }
+}
+
 /// An alert that fires, or is about to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FiringAlert {
@@ -53,17 +81,22 @@ impl Prometheus {
         }
     }
 
-    /// Starts one with a rules file, which scrapes `/metrics` of these addresses (`127.0.0.1:9000`) as the job `job`.
-    pub async fn start(job: &str, targets: &[String], rules: &str) -> Result<Prometheus> {
+    /// Starts one with a rules file, which scrapes these targets as the job `job`.
+    pub async fn start(job: &str, targets: &[ScrapeTarget], rules: &str) -> Result<Prometheus> {
         let folder = Folder::create("prometheus")?;
         let port = Port::reserve()?;
         let rules_file = folder.path().join("rules.yml");
         fs::write(&rules_file, rules)?;
+        let scrapes: Vec<Value> = targets
+            .iter()
+            .enumerate()
+            .map(|(index, target)| scrape(job, index, target, folder.path()))
+            .collect::<Result<_>>()?;
         // JSON is YAML, too.
         let settings = serde_json::json!({
             "global": { "scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s" },
             "rule_files": [rules_file],
-            "scrape_configs": [{ "job_name": job, "static_configs": [{ "targets": targets }] }],
+            "scrape_configs": scrapes,
         });
         let file = folder.path().join("prometheus.yml");
         fs::write(&file, settings.to_string())?;
@@ -161,6 +194,21 @@ impl Prometheus {
     }
 }
 
+/// The settings of one target. No two may have one name, so the job is a label.
+fn scrape(job: &str, index: usize, target: &ScrapeTarget, folder: &Path) -> Result<Value> {
+    let mut scrape = serde_json::json!({
+        "job_name": format!("{job}-{index}"),
+        "metrics_path": target.path,
+        "static_configs": [{ "targets": [target.address], "labels": { "job": job } }],
+    });
+    if let Some(token) = &target.token {
+        let file = folder.join(format!("token-{index}"));
+        fs::write(&file, token)?;
+        scrape["authorization"] = serde_json::json!({ "credentials_file": file });
+    }
+    Ok(scrape)
+}
+
 /// `promtool`, with a folder for the files that it reads.
 #[derive(Debug)]
 pub struct Promtool {
@@ -195,6 +243,14 @@ impl Promtool {
     /// Has what it printed.
     pub async fn check_rules(&self, name: &str) -> Result<String> {
         self.run(&["check", "rules", name]).await
+    }
+
+    /// Checks the configuration of a Prometheus, whose files may be elsewhere.
+    ///
+    /// # Errors
+    /// Has what it printed.
+    pub async fn check_configuration(&self, name: &str) -> Result<String> {
+        self.run(&["check", "config", "--syntax-only", name]).await
     }
 
     /// Runs a file of tests of rules.

@@ -14,14 +14,14 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 const HOTEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/hotel.toml");
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// How long a test waits for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A server in a process of its own.
 pub(crate) struct Serving {
     process: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _servers: Option<(Vhost, Database)>,
 }
 

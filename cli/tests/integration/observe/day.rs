@@ -92,7 +92,7 @@ impl Day {
             ("instance", WORKERS[0]),
             ("tier", tier),
             ("task", "a.task"),
-            ("reason", "retries exhausted"),
+            ("reason", "retries_exhausted"),
         ];
         self.set("tierline_dead_total", &labels, |at| {
             Some(count(f64::from(at)))

@@ -14,22 +14,54 @@ use tokio::task::JoinHandle;
 #[derive(Clone, Default)]
 pub(super) struct Series(Arc<Mutex<BTreeMap<String, f64>>>);
 
-/// Serves series at `/metrics` until it is dropped.
+/// What an exporter shows.
+#[derive(Clone)]
+pub(super) enum Page {
+    Scripted(Series),
+    /// The metrics of a process.
+    #[cfg(feature = "admin")]
+    Real(tierline::metrics::Metrics),
+}
+
+impl Page {
+    async fn content(&self) -> (&'static str, String) {
+        match self {
+            Self::Scripted(series) => ("text/plain; version=0.0.4", series.text()),
+            #[cfg(feature = "admin")]
+            Self::Real(metrics) => (
+                tierline::metrics::Metrics::CONTENT_TYPE,
+                metrics.render().await,
+            ),
+        }
+    }
+}
+
+/// Serves a page at every path until it is dropped.
 pub(super) struct Exporter {
     pub(super) address: String,
     serving: JoinHandle<()>,
 }
 
 impl Exporter {
-    pub(super) async fn start(series: Series) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    pub(super) async fn start(page: Page) -> Self {
+        Self::start_at("127.0.0.1:0", page).await
+    }
+
+    pub(super) async fn start_at(address: &str, page: Page) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(answer(stream, series.clone()));
+                tokio::spawn(answer(stream, page.clone()));
             }
         });
         Self { address, serving }
+    }
+
+    /// Ends it, and frees its address.
+    pub(super) async fn end(mut self) {
+        self.serving.abort();
+        let _ = (&mut self.serving).await;
     }
 }
 
@@ -39,12 +71,12 @@ impl Drop for Exporter {
     }
 }
 
-async fn answer(mut stream: TcpStream, series: Series) -> std::io::Result<()> {
+async fn answer(mut stream: TcpStream, page: Page) -> std::io::Result<()> {
     let mut request = [0; 4_096];
     let _ = stream.read(&mut request).await?;
-    let text = series.text();
+    let (content_type, text) = page.content().await;
     let head = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         text.len()
     );
     stream.write_all(head.as_bytes()).await?;
@@ -61,7 +93,7 @@ impl Series {
             series.set(name, &[], 1.0);
         }
         series.set("tierline_stats_problems", &[], 0.0);
-        for purpose in ["publish", "consume"] {
+        for purpose in ["publish", "work", "collect"] {
             series.set("tierline_connected", &[("purpose", purpose)], 2.0);
         }
         for schedule in topology.schedules() {

@@ -7,7 +7,8 @@ use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde_json::{Value, json};
 use tierline::topology::export::{RuleSettings, Rules, dashboard};
 
-use super::{hotel, queries, rules, shop};
+use super::panels::{PanelQuery, panel_queries};
+use super::{hotel, rules, shop};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -142,7 +143,7 @@ fn the_dashboard_has_a_row_for_each_tier_and_its_panels_do_not_overlap() {
         assert_eq!(panel["datasource"]["uid"], "${datasource}");
     }
     assert_eq!(dashboard["templating"]["list"][0]["name"], "datasource");
-    for (title, query) in queries(&dashboard) {
+    for PanelQuery { title, query, .. } in panel_queries(&dashboard) {
         assert!(query.contains("{ns=\"x\""), "{title}: {query}");
     }
 }
@@ -153,5 +154,20 @@ fn a_selector_with_braces_is_refused() {
         let (code, out, error) = export(&["--prometheus", "--selector", selector]);
         assert_eq!((code, out.as_str()), (2, ""), "{selector}");
         assert!(error.contains("without braces"), "{error}");
+    }
+}
+
+#[test]
+fn every_query_of_the_dashboard_is_in_the_table_of_its_answers() {
+    let table = std::fs::read_to_string(format!("{ROOT}/docs/observe/panels.md")).unwrap();
+    let topology = hotel();
+    let dashboard = dashboard(&topology, &RuleSettings::new(&topology));
+    for panel in panel_queries(&dashboard) {
+        let PanelQuery { title, legend, .. } = &panel;
+        let line = format!("| {title} | {legend} | {} | ", panel.cell());
+        assert!(
+            table.contains(&line),
+            "docs/observe/panels.md has no answer of {line}; its head says how to write it again"
+        );
     }
 }

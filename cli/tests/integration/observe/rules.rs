@@ -150,3 +150,14 @@ async fn the_rules_of_any_map_and_any_factor_are_valid() {
         }
     }
 }
+
+#[tokio::test]
+async fn prometheus_takes_the_configuration_of_the_compose_file() {
+    let promtool = promtool().await;
+    let text = include_str!("../../../../docs/observe/prometheus.yml");
+    promtool.write("prometheus.yml", text).unwrap();
+    promtool
+        .check_configuration("prometheus.yml")
+        .await
+        .unwrap();
+}

@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 
 use tierline::Topology;
 use tierline::topology::export::{RuleSettings, Rules, dashboard};
-use tierline_testbed::{FiringAlert, Prometheus};
+use tierline_testbed::{FiringAlert, Prometheus, ScrapeTarget};
 use tokio::sync::Mutex;
 use tokio::time::Interval;
 
-use super::exporter::{Exporter, Series};
-use super::{hotel, queries};
+use super::exporter::{Exporter, Page, Series};
+use super::hotel;
+use super::panels::panel_queries;
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// An hour of the rules is a minute, and five minutes are five seconds.
@@ -29,11 +30,11 @@ impl Observed {
     async fn start(topology: &Topology) -> Self {
         Prometheus::provide().await.unwrap();
         let series = Series::of(topology);
-        let exporter = Exporter::start(series.clone()).await;
+        let exporter = Exporter::start(Page::Scripted(series.clone())).await;
         let settings = RuleSettings::new(topology).shortened_by(FACTOR);
         let rules = Rules::new(topology, &settings);
         println!("{}", rules.header.join("\n"));
-        let targets = [exporter.address.clone()];
+        let targets = [ScrapeTarget::open(&exporter.address)];
         let prometheus = Prometheus::start(topology.app(), &targets, &rules.to_string()).await;
         Self {
             series,
@@ -96,32 +97,16 @@ async fn every_query_of_the_dashboard_has_an_answer_from_a_real_prometheus() {
     let hotel = hotel();
     let observed = Observed::start(&hotel).await;
     let dashboard = dashboard(&hotel, &observed.settings);
-    // What Grafana puts there itself.
-    let filled = |query: &str| {
-        query
-            .replace("$__rate_interval", "10s")
-            .replace("$__range", "1m")
-    };
-    let mut open: Vec<_> = queries(&dashboard);
+    let mut open: Vec<_> = panel_queries(&dashboard);
     let all = open.len();
     let begin = Instant::now();
     while !open.is_empty() {
         let play = |series: &Series| start_all(&hotel, series, "");
         observed.play_second(&hotel, play).await;
         let mut empty = Vec::new();
-        for (title, query) in open {
-            let values = observed.prometheus.query(&filled(&query)).await.unwrap();
-            let is_number = |value: &serde_json::Value| value["value"][1] != "NaN";
-            match values.iter().any(is_number) {
-                true if query.contains("critical") => {
-                    println!(
-                        "| {title} | `{}` | {} |",
-                        query.replace('\n', " "),
-                        values[0]["value"][1]
-                    );
-                }
-                true => {}
-                false => empty.push((title, query)),
+        for panel in open {
+            if panel.ask(&observed.prometheus).await.is_none() {
+                empty.push(panel);
             }
         }
         open = empty;

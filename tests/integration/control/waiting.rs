@@ -126,25 +126,23 @@ async fn a_suspect_whose_key_is_busy_holds_up_no_other_suspect() {
     let worker = servers.worker(&runs).await;
     publish(&worker, [(0, "ada".to_owned())]).await;
     runs.until("ship", 1).await;
-    let publisher = servers.process(&runs).await;
-    let control = publisher.app.control().unwrap();
-    control.pause_tier("normal").await.unwrap();
-    // Until the worker follows, it may claim rows before they become suspects.
-    until(async || {
-        publish(&publisher, [(1, "ada".to_owned())]).await;
-        publisher.publish_notifies(0..1).await;
-        let found = servers
-            .execute("UPDATE tierline.ready SET rank = rank + 1000 WHERE rank <= 0")
-            .await;
-        found == 2
-    })
-    .await;
-    let before = runs.count("notify");
-    control.resume_tier("normal").await.unwrap();
-    until(async || runs.count("notify") > before).await;
+    let mut transaction = servers.pool().await.begin().await.unwrap();
+    let ship = Ship {
+        order: 1,
+        customer: "ada".to_owned(),
+    };
+    let ship = worker.app.publish(ship).within(&mut transaction);
+    ship.await.unwrap();
+    let notify = worker.app.publish(Notify { order: 0 });
+    notify.within(&mut transaction).await.unwrap();
+    sqlx::query("UPDATE tierline.ready SET rank = rank + 1000 WHERE rank <= 0")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    runs.until("notify", 1).await;
     assert_eq!(runs.most_at_once("ada"), 1);
     runs.open.close();
     until(async || servers.parked().await == 0).await;
     worker.end().await;
-    publisher.end().await;
 }

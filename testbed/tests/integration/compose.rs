@@ -98,8 +98,12 @@ fn the_profile_observe_has_the_hotels_rules_and_dashboard() {
     let rules = mounted(settings["rule_files"][0].as_str().unwrap());
     assert_eq!(rules, "docs/observe/hotel.rules.yml");
     // The rules select series by the job.
-    let job = &settings["scrape_configs"][0]["job_name"];
-    assert_eq!(job.as_str(), Some("hotel"));
+    let scrapes = settings["scrape_configs"].as_sequence().unwrap();
+    assert_eq!(scrapes.len(), 2);
+    for scrape in scrapes {
+        let job = &scrape["static_configs"][0]["labels"]["job"];
+        assert_eq!(job.as_str(), Some("hotel"));
+    }
     assert!(repository_file(&rules).contains("job=\"hotel\""));
 
     let provisioning = mounted("/etc/grafana/provisioning");

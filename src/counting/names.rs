@@ -36,6 +36,7 @@ pub(crate) struct KnownTier {
     /// The group that serves it.
     pub(crate) group: Box<str>,
     pub(crate) slo: Option<Duration>,
+    #[cfg(feature = "prometheus")]
     pub(crate) objective: Option<f64>,
 }
 
@@ -76,6 +77,7 @@ impl Names {
                 name: tier.name.as_str().into(),
                 group: group_of(&tier.name),
                 slo: tier.slo,
+                #[cfg(feature = "prometheus")]
                 objective: tier.objective(),
             })
             .collect();

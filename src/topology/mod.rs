@@ -324,7 +324,7 @@ impl Topology {
         self.groups().iter().find(|group| group.name == name)
     }
 
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", feature = "prometheus"))]
     /// The group that serves a tier.
     pub(crate) fn group_of(&self, tier: &str) -> Option<&Group> {
         let mut groups = self.groups().iter();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::RowSettings;
@@ -25,7 +25,10 @@ pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
     let listening = async {
         loop {
             let begin = Instant::now();
-            if let Err(error) = listen(&settings).await {
+            let listened = listen(&settings).await;
+            // Before the warning: the loss of a connection that lasted is a new incident, and attempts that follow belong to it.
+            let pause = backoff.next_after(begin.elapsed());
+            if let Err(error) = listened {
                 match backoff.is_worth_a_warning() {
                     true => {
                         tracing::warn!(%error, "cannot listen for new tasks; looking every second")
@@ -35,7 +38,7 @@ pub(super) async fn run(settings: Arc<RowSettings>, ending: CancellationToken) {
                     }
                 }
             }
-            backoff.pause_after(begin.elapsed()).await;
+            sleep(pause).await;
         }
     };
     let _: Option<()> = ending.run_until_cancelled(listening).await;
